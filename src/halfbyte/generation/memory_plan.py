@@ -293,8 +293,8 @@ def _described(folder: Path, codec: str | None) -> tuple[Any, list[Matrix]]:
 
     from ..checkpoints.quant_config import read_config
     from ..checkpoints.safetensors.folder import Sources, read_configs
+    from ..transformers.build import empty_model
     from ..transformers.config import plain_config
-    from ..transformers.load import empty_model
 
     sources = Sources(folder)
     read_configs(folder, sources)

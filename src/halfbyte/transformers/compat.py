@@ -81,10 +81,11 @@ def cache_name(model: Any) -> str:
 
 
 def prefer_callers_config(kind: type) -> None:
-    """Let a quantization config of type `kind` that the caller gives replace what the files say.
+    """Let a quantization config of type `kind` that the caller gives replace what the files say, and
+    read GGUF files.
 
-    transformers' `get_hf_quantizer` refuses two configs of different types, and has no hook for
-    this.
+    transformers' `get_hf_quantizer` refuses two configs of different types, and `gguf_file` with
+    any config but its own; it has no hook for either.
     """
     original = transformers.modeling_utils.get_hf_quantizer
     if hasattr(original, "halfbyte"):
@@ -97,6 +98,10 @@ def prefer_callers_config(kind: type) -> None:
                 for key in ("quantization_config", "quantization"):
                     if hasattr(holder, key):
                         delattr(holder, key)
+            kwargs.pop("gguf_file", None)
+            quantizer, config, device_map = original(config, quantization_config, *args, **kwargs)
+            quantizer.model_config = config
+            return quantizer, config, device_map
         return original(config, quantization_config, *args, **kwargs)
 
     get_hf_quantizer.halfbyte = True  # type: ignore[attr-defined]

@@ -3,13 +3,15 @@ of packed models.
 
     import halfbyte.transformers
     model = AutoModelForCausalLM.from_pretrained(path, quantization_config=HalfbyteConfig())
+    model = AutoModelForCausalLM.from_pretrained(path, gguf_file="m.gguf", quantization_config=HalfbyteConfig())
     model.save_pretrained(folder)           halfbyte's own layout, which `halfbyte.open` and
                                             from_pretrained read
 
 transformers reads the dense tensors; modules whose weights are packed are replaced by placeholders
 meanwhile, and filled from the files afterwards, whatever wrote them. Where the caller passes a
 HalfbyteConfig, the quantization config of the files is hidden from transformers
-(`compat.prefer_callers_config`), because `halfbyte.open` reads it.
+(`compat.prefer_callers_config`), because `halfbyte.open` reads it. Of a GGUF file transformers loads
+no tensor: its model gets `load_model`'s configuration, is emptied before and filled afterwards.
 
 A program that does not import halfbyte reads such a folder too where halfbyte is installed
 (`halfbyte_autoload`). Where it is not, transformers warns of an unknown quantization type and
@@ -33,14 +35,19 @@ from torch import nn
 from ..backends import ACTIVATIONS
 from ..checkpoints import Checkpoint
 from ..checkpoints import open as open_checkpoint
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ..errors import CheckpointError, FormatError, UnsupportedError
 from ..torch.modules import Packed, QEmbedding, packed_modules
 from ..torch.state import tensors_of
+from .build import config_of_gguf, default_dtype, model_of_gguf
 from .compat import QUANTIZATION_TABLES, WeightRenaming, prefer_callers_config
+from .decode.rmsnorm import replace_rmsnorms
 from .fill.safetensors import FolderFilling
 
 METHOD = "halfbyte"
+KEPT = ("_attn_implementation_internal", "_experts_implementation_internal", "quantization_config")
+"""What `from_pretrained` has set in a configuration before a GGUF file is read."""
 
 for _table in QUANTIZATION_TABLES:
     _table.pop(METHOD, None)  # what halfbyte_autoload entered in place of the classes below
@@ -85,8 +92,43 @@ class _Aside(nn.Module):  # type: ignore[misc]
 class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
     """Fills packed modules before and after transformers has loaded the rest."""
 
+    gguf: Path | None = None
+    device_map: Any = None
+    model_config: Any = None
+    """What transformers makes the model from."""
+
+    def read_header(self, gguf_file: str) -> None:
+        """transformers names the file of `from_pretrained(gguf_file=...)` here, before it makes the
+        model. Its configuration becomes `load_model`'s.
+        """
+        self.gguf = Path(gguf_file)
+        with self._open_gguf() as checkpoint:
+            ours = config_of_gguf(checkpoint)
+        theirs = self.model_config
+        if type(ours) is not type(theirs):
+            raise UnsupportedError(
+                f"[from_pretrained] {gguf_file}: transformers reads a {type(theirs).__name__}, halfbyte a {type(ours).__name__}; "
+                "use halfbyte.load_model"
+            )
+        asked = {key: value for key, value in vars(theirs).items() if key in KEPT}
+        vars(theirs).update(vars(ours) | asked)
+
+    def get_state_dict(self, checkpoint_file: str, model: Any) -> dict[str, Any]:
+        """transformers asks for the tensors of a GGUF file here; it loads none of them."""
+        return {}
+
+    def update_dtype(self, dtype: torch.dtype | None) -> torch.dtype:
+        """transformers gives None for a GGUF file of which no dtype was asked for."""
+        self.dtype = default_dtype(dtype, _one_device(self.device_map), self.model_config)
+        return self.dtype
+
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         self.device = _one_device(kwargs.get("device_map"))
+        if self.gguf is not None:
+            self.modules = {}
+            model._modules.clear()
+            model.all_tied_weights_keys = {}
+            return model
         self.path = _common_path(kwargs.get("checkpoint_files"))
         with open_checkpoint(self.path) as checkpoint:
             self.places = _packed_places(model, checkpoint, self._filling(model, checkpoint))
@@ -103,6 +145,8 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
         return model
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        if self.gguf is not None:
+            return make_saveable(self._fill_from_gguf(model), self)
         for path, module in self.modules.items():
             model.set_submodule(path, module)
         self.modules = {}
@@ -113,6 +157,21 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
             if has_split_gate_up(checkpoint.config):
                 self.quantization_config.meta = checkpoint.config["quantization_config"]["meta"]
         return make_saveable(model, self)
+
+    def _open_gguf(self) -> GGUFCheckpoint:
+        checkpoint = open_checkpoint(self.gguf)
+        if not isinstance(checkpoint, GGUFCheckpoint):
+            raise CheckpointError(f"[from_pretrained] {self.gguf} is {checkpoint.format}; gguf_file names a GGUF file")
+        return checkpoint
+
+    def _fill_from_gguf(self, model: Any) -> Any:
+        """`model` with the modules of `load_model`'s model of the file."""
+        options = self.quantization_config
+        with self._open_gguf() as checkpoint, torch.device("cpu"):
+            full = model_of_gguf(checkpoint, model.config, self.dtype, self.device, options.activations, options.backend)
+        model.__dict__ = full.to(self.device).eval().requires_grad_(False).__dict__
+        replace_rmsnorms(model)
+        return model
 
     def _filling(self, model: Any, checkpoint: Checkpoint) -> FolderFilling:
         config = self.quantization_config
@@ -126,11 +185,14 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
         first GPU, else the CPU.
         """
         if isinstance(device_map, str) and device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
-            return {"": torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")}
+            device_map = {
+                "": torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+            }
+        self.device_map = device_map
         return device_map
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
-        """transformers' own, but for those whose target is filled here."""
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any = None) -> list[Any]:
+        """transformers' own, but for those whose target is filled here. Before 5.24 it gives no model."""
         packed = any(hasattr(m, "gate_up_proj") for m in self.modules.values())
         return [c for c in weight_conversions if isinstance(c, WeightRenaming) or not packed]
 
@@ -268,6 +330,6 @@ def _common_path(files: Any) -> Path:
         raise CheckpointError("[from_pretrained] no checkpoint files; packed weights are read from safetensors files")
     if any(p.suffix != ".safetensors" for p in paths):
         raise UnsupportedError(
-            f"[from_pretrained] {paths[0].name}; packed weights are read from safetensors files, GGUF by load_model"
+            f"[from_pretrained] {paths[0].name}; packed weights are read from safetensors files, and GGUF files by gguf_file="
         )
     return paths[0].parent

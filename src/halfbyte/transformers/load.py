@@ -11,9 +11,7 @@ embedding's bytes.
 from __future__ import annotations
 
 import math
-import re
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,20 +25,17 @@ from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.hub import local_copy
 from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
-from ..errors import BackendError, FormatError, UnsupportedError
-from ..gguf_models.config import architecture_of, config_of
-from ..gguf_models.keys import Keys
-from ..gguf_models.tokenizer import end_of_turn_ids, tokenizer_of
+from ..errors import BackendError, FormatError
+from ..gguf_models.config import config_of
+from ..gguf_models.tokenizer import tokenizer_of
 from ..torch.modules import batch_invariant, packed_modules
+from .build import config_of_gguf, default_dtype, empty_model, model_of_gguf
 from .config import add_generation_settings, config_of_folder, tokenizer_of_folder
 from .decode.rmsnorm import replace_rmsnorms
-from .fill.gguf import fill
 from .fill.safetensors import fill_from_folder
 from .hf_quantizer import make_saveable
 
 DEVICES = ("cpu", "cuda", "mps")
-POOLED = ("bert",)
-"""Model types whose encoder has a pooler that a GGUF file leaves out."""
 
 
 @dataclass(frozen=True)
@@ -88,26 +83,18 @@ def load_model(
     are damaged or lack a tensor, BackendError when no backend serves a format on the device.
     """
     where = _device(device)
-    word = _dtype_word(dtype)
+    wanted = _dtype(dtype)
     with open_checkpoint(local_copy(path), config, allow_unknown) as checkpoint:
         meta = checkpoint.config["quantization_config"]["meta"] if has_split_gate_up(checkpoint.config) else None
         if isinstance(checkpoint, GGUFCheckpoint):
-            if checkpoint.metadata.get("general.architecture") == "clip":
-                checkpoint.check("load_model")
-            model_settings = config_of(checkpoint)
-            checkpoint.check("load_model")
-            tokenizer, ends = tokenizer_of(checkpoint), end_of_turn_ids(checkpoint.metadata)
-            architecture = architecture_of(checkpoint)
-            given = architecture.parameters(Keys(checkpoint), model_settings.to_dict())
-            model = empty_model(model_settings, _dtype(word, where, model_settings), given.__contains__, architecture.task)
-            fill(model, checkpoint, architecture, activations, backend, where)
-            if ends and getattr(model, "generation_config", None) is not None:
-                model.generation_config.eos_token_id = ends
+            model_settings = config_of_gguf(checkpoint)
+            tokenizer = tokenizer_of(checkpoint)
+            model = model_of_gguf(checkpoint, model_settings, wanted, where, activations, backend)
         else:
             model_settings = config_of_folder(checkpoint)
             checkpoint.check("load_model")
             tokenizer = tokenizer_of_folder(checkpoint)
-            model = empty_model(model_settings, _dtype(word, where, model_settings), checkpoint.__contains__)
+            model = empty_model(model_settings, default_dtype(wanted, where, model_settings), checkpoint.__contains__)
             fill_from_folder(model, checkpoint, activations=activations, backend=backend, device=where)
             add_generation_settings(model, checkpoint)
     model = model.to(where).eval().requires_grad_(False)
@@ -144,23 +131,12 @@ def _device(device: str | torch.device) -> str:
     return f"cuda:{index}"
 
 
-def _dtype_word(dtype: str | torch.dtype | None) -> str | None:
-    """The dtype asked for as a word. FormatError for one that nothing is computed in."""
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """torch's dtype of what was asked for. FormatError for one that nothing is computed in."""
     word = None if dtype is None else str(dtype).removeprefix("torch.")
     if word is not None and word not in X_DTYPES:
         raise FormatError(f"[load_model] dtype={word!r}; allowed: {', '.join(X_DTYPES)}")
-    return word
-
-
-def _dtype(word: str | None, device: str, config: Any) -> torch.dtype:
-    """The dtype asked for; without one, float32 on the CPU and the configuration's (else bfloat16)
-    elsewhere.
-    """
-    stated = getattr(config, "dtype", None)
-    if word is None:
-        return torch.float32 if device == "cpu" else stated if isinstance(stated, torch.dtype) else torch.bfloat16
-    found: torch.dtype = getattr(torch, word)
-    return found
+    return None if word is None else getattr(torch, word)
 
 
 def model_config(checkpoint: Checkpoint) -> Any:
@@ -188,88 +164,3 @@ def model_size(model: nn.Module) -> Size:
     parameters = list(model.parameters())
     nbytes = sum(w.nbytes for w in packed) + sum(p.numel() * p.element_size() for p in parameters)
     return Size(nbytes, sum(math.prod(w.shape) for w in packed) + sum(p.numel() for p in parameters))
-
-
-def empty_model(config: Any, dtype: torch.dtype, filled: Callable[[str], bool] = lambda name: False, task: str = "text") -> Any:
-    """The architecture without weights: parameters on the meta device, buffers computed.
-
-    filled   whether the checkpoint has a buffer's values, so that nothing needs to compute it
-    task     "text", "encoder" or "encoder-decoder" (`gguf_models.Architecture.task`)
-
-    Raises UnsupportedError when transformers cannot build it, or the architecture does not say how
-    to compute a buffer.
-    """
-    try:
-        with torch.device("meta"):
-            options = {"add_pooling_layer": False} if task == "encoder" and config.model_type in POOLED else {}
-            model = _class_for(config, task).from_config(config, dtype=dtype, **options)
-    except ImportError as error:
-        text = config.get_text_config(decoder=True)
-        if text is config:
-            raise
-        package = getattr(error, "name", None) or _package_of(str(error))
-        warnings.warn(
-            f"[load_model] {config.model_type} without its other towers, which need {package}: the language model is loaded",
-            RuntimeWarning, stacklevel=3,
-        )  # fmt: skip
-        return empty_model(text, dtype, filled, task)
-    except Exception as error:  # whatever its code meets in a configuration that makes no sense
-        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise UnsupportedError(
-            f"[load_model] transformers makes no causal language model of this {config.model_type} configuration ({why})"
-        ) from error
-    missing: dict[str, list[str]] = {}
-    for name, module in model.named_modules():
-        missing[name] = [n for n, b in module.named_buffers(recurse=False) if b.is_meta]
-        for n in missing[name]:
-            buffer = getattr(module, n)
-            unset = torch.nan if buffer.is_floating_point() else 0
-            setattr(module, n, torch.full_like(buffer, unset, device="cpu"))
-    for name, names in missing.items():
-        module = model.get_submodule(name)
-        # Some models compute a layer's buffer where they initialize the model around it.
-        for path in _with_ancestors(name) if names else ():
-            owner = next(m for p in _with_ancestors(path) if hasattr(m := model.get_submodule(p), "_init_weights"))
-            owner._init_weights(model.get_submodule(path))
-            if not any(bool(getattr(module, n).isnan().any()) for n in names):
-                break
-        for n in names:
-            if bool(getattr(module, n).isnan().any()) and not filled(f"{name}.{n}"):
-                raise UnsupportedError(f"[load_model] {type(model).__name__} does not say how to compute its buffer {name}.{n}")
-    return model
-
-
-def _class_for(config: Any, task: str) -> Any:
-    """transformers' class that builds a model of this configuration for a task. For text it is the
-    causal one, or for a multimodal model without one the whole, whose vision tower then is loaded
-    too.
-    """
-    from transformers import (
-        AutoModel,
-        AutoModelForCausalLM,
-        AutoModelForImageTextToText,
-        AutoModelForSeq2SeqLM,
-        AutoModelForTextEncoding,
-    )
-
-    from .compat import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-
-    if task == "encoder":
-        return AutoModelForTextEncoding if config.model_type == "t5" else AutoModel  # half of T5
-    if task == "encoder-decoder":
-        return AutoModelForSeq2SeqLM
-    kind = type(config)
-    whole = kind not in MODEL_FOR_CAUSAL_LM_MAPPING and kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    return AutoModelForImageTextToText if whole else AutoModelForCausalLM
-
-
-def _package_of(message: str) -> str:
-    """The package that an ImportError of transformers names."""
-    found = re.search(r"requires the (\w+) library", message)
-    return found[1] if found else "a package that is not installed"
-
-
-def _with_ancestors(path: str) -> list[str]:
-    """A module's path, and those of the modules around it, the nearest first."""
-    pieces = path.split(".") if path else []
-    return [".".join(pieces[:n]) for n in range(len(pieces), -1, -1)]
