@@ -81,8 +81,8 @@ def cache_name(model: Any) -> str:
 
 
 def prefer_callers_config(kind: type) -> None:
-    """Let a quantization config of type `kind` that the caller gives replace what the files say, and
-    read GGUF files.
+    """Let a quantization config of type `kind` that the caller gives replace what the files say,
+    and read GGUF files.
 
     transformers' `get_hf_quantizer` refuses two configs of different types, and `gguf_file` with
     any config but its own; it has no hook for either.

@@ -3,15 +3,16 @@ of packed models.
 
     import halfbyte.transformers
     model = AutoModelForCausalLM.from_pretrained(path, quantization_config=HalfbyteConfig())
-    model = AutoModelForCausalLM.from_pretrained(path, gguf_file="m.gguf", quantization_config=HalfbyteConfig())
+    model = AutoModelForCausalLM.from_pretrained(
+        path, gguf_file="m.gguf", quantization_config=HalfbyteConfig())
     model.save_pretrained(folder)           halfbyte's own layout, which `halfbyte.open` and
                                             from_pretrained read
 
 transformers reads the dense tensors; modules whose weights are packed are replaced by placeholders
 meanwhile, and filled from the files afterwards, whatever wrote them. Where the caller passes a
 HalfbyteConfig, the quantization config of the files is hidden from transformers
-(`compat.prefer_callers_config`), because `halfbyte.open` reads it. Of a GGUF file transformers loads
-no tensor: its model gets `load_model`'s configuration, is emptied before and filled afterwards.
+(`compat.prefer_callers_config`), because `halfbyte.open` reads it. Of a GGUF file transformers
+loads no tensor: its model gets `load_model`'s configuration, is emptied before and filled after.
 
 A program that does not import halfbyte reads such a folder too where halfbyte is installed
 (`halfbyte_autoload`). Where it is not, transformers warns of an unknown quantization type and
@@ -102,7 +103,7 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
         model. Its configuration becomes `load_model`'s.
         """
         self.gguf = Path(gguf_file)
-        with self._open_gguf() as checkpoint:
+        with _open_gguf(self.gguf) as checkpoint:
             ours = config_of_gguf(checkpoint)
         theirs = self.model_config
         if type(ours) is not type(theirs):
@@ -146,7 +147,7 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if self.gguf is not None:
-            return make_saveable(self._fill_from_gguf(model), self)
+            return make_saveable(self._fill_from_gguf(model, self.gguf), self)
         for path, module in self.modules.items():
             model.set_submodule(path, module)
         self.modules = {}
@@ -158,16 +159,10 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
                 self.quantization_config.meta = checkpoint.config["quantization_config"]["meta"]
         return make_saveable(model, self)
 
-    def _open_gguf(self) -> GGUFCheckpoint:
-        checkpoint = open_checkpoint(self.gguf)
-        if not isinstance(checkpoint, GGUFCheckpoint):
-            raise CheckpointError(f"[from_pretrained] {self.gguf} is {checkpoint.format}; gguf_file names a GGUF file")
-        return checkpoint
-
-    def _fill_from_gguf(self, model: Any) -> Any:
+    def _fill_from_gguf(self, model: Any, path: Path) -> Any:
         """`model` with the modules of `load_model`'s model of the file."""
         options = self.quantization_config
-        with self._open_gguf() as checkpoint, torch.device("cpu"):
+        with _open_gguf(path) as checkpoint, torch.device("cpu"):
             full = model_of_gguf(checkpoint, model.config, self.dtype, self.device, options.activations, options.backend)
         model.__dict__ = full.to(self.device).eval().requires_grad_(False).__dict__
         replace_rmsnorms(model)
@@ -192,7 +187,9 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
         return device_map
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any = None) -> list[Any]:
-        """transformers' own, but for those whose target is filled here. Before 5.24 it gives no model."""
+        """transformers' own, but for those whose target is filled here. transformers 5.17 gives no
+        model.
+        """
         packed = any(hasattr(m, "gate_up_proj") for m in self.modules.values())
         return [c for c in weight_conversions if isinstance(c, WeightRenaming) or not packed]
 
@@ -321,6 +318,13 @@ def _one_device(device_map: Any) -> str:
         raise UnsupportedError(f"[from_pretrained] device_map over {', '.join(sorted(devices))}; packed weights go to one device")
     device = devices.pop()
     return f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
+
+
+def _open_gguf(path: Path) -> GGUFCheckpoint:
+    checkpoint = open_checkpoint(path)
+    if not isinstance(checkpoint, GGUFCheckpoint):
+        raise CheckpointError(f"[from_pretrained] {path} is {checkpoint.format}; gguf_file names a GGUF file")
+    return checkpoint
 
 
 def _common_path(files: Any) -> Path:
