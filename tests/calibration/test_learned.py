@@ -9,7 +9,7 @@ import pytest
 
 import halfbyte
 import torch
-from halfbyte.calibration import Options, calibrate
+from halfbyte.calibration import LearningOptions, calibrate
 from halfbyte.calibration.distill import Distillation
 from halfbyte.calibration.learned import Weight, relative_error, train_layer
 from halfbyte.calibration.statistics import InputCollector
@@ -130,7 +130,7 @@ def test_a_layers_error_falls_below_gptqs(tmp_path, codec):
 
     before = min(error([w.packed for w in weights]), error([w.start for w in weights]))
     with torch.no_grad():
-        trained = train_layer(layer, weights, hidden, outputs, run, Options(steps=40))
+        trained = train_layer(layer, weights, hidden, outputs, run, LearningOptions(steps=40))
     assert error(trained) < 0.9 * before
     now = [w.view.clone() for w in weights]
     assert all(np.array_equal(w, q.dequantize("float32")) for w, q in zip(now, trained, strict=True))
@@ -147,13 +147,15 @@ def test_the_best_state_is_kept(tmp_path, monkeypatch):
         weights.append(Weight(module.weight.data, *((fine, w, coarse) if i % 2 else (coarse, w, coarse))))
     monkeypatch.setattr("halfbyte.calibration.learned.TRAVEL", 500.0)
     with torch.no_grad():
-        trained = train_layer(layer, weights, hidden, outputs, run, Options(steps=4))
+        trained = train_layer(layer, weights, hidden, outputs, run, LearningOptions(steps=4))
     assert trained == [w.packed for w in weights]
 
 
 def learned(folder, text, to: str, **options):
     with open_checkpoint(folder) as checkpoint:
-        return calibrate(checkpoint, recipe_of(to), text, "learned", context=32, sequences=16, learning=Options(**options))
+        return calibrate(
+            checkpoint, recipe_of(to), text, "learned", context=32, sequences=16, learning=LearningOptions(**options)
+        )
 
 
 def test_equal_seeds_give_equal_bytes_and_the_file_decodes_to_what_was_trained(tmp_path):

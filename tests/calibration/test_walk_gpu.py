@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import torch
-from halfbyte.calibration import calibrate
+from halfbyte.calibration import LearningOptions, calibrate
 from halfbyte.calibration import walk as walking
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
+from halfbyte.conversion.quantize import quantize_checkpoint
 from halfbyte.conversion.recipe import recipe_of
 from support.calibration_models import drift, write_model, write_text
 
@@ -62,3 +63,21 @@ def test_a_model_calibrated_on_a_gpu_is_as_near(tmp_path):
     rtn, cpu, gpu = (drift(tmp_path / d, dense) for d in ("rtn", "cpu", "cuda"))
     assert gpu < 0.8 * rtn
     assert abs(gpu - cpu) < 0.25 * cpu
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_learned_rounding_on_a_gpu_gives_equal_weights_twice(tmp_path, kind):
+    more = {"num_local_experts": 4, "num_experts_per_tok": 2} if kind == "mixtral" else {}
+    dense = write_model(tmp_path / "in", kind, **more)
+    text = write_text(tmp_path / "text.txt", 2000)
+    options, found = LearningOptions(steps=40, distill=4), []
+    for method in ("learned", "learned", "gptq"):
+        with open_checkpoint(tmp_path / "in") as checkpoint:
+            common = {"context": 64, "sequences": 32, "device": "cuda", "learning": options}
+            found.append(calibrate(checkpoint, recipe_of("halfbyte:uint4:g32"), text, method, **common))
+    assert found[0].weights == found[1].weights
+    for i, result in enumerate(found[1:]):
+        with open_checkpoint(tmp_path / "in") as checkpoint:
+            quantize_checkpoint(checkpoint, tmp_path / str(i), recipe_of("halfbyte:uint4:g32"), result.rounder)
+    learned, gptq = (drift(tmp_path / str(i), dense) for i in range(2))
+    assert learned < 1.1 * gptq

@@ -9,10 +9,10 @@ writes the result.
 try:
     from .allocate import allocate
     from .importance import collect_importance
-    from .learned import Options
+    from .learned import LearningOptions
     from .spool import Spool
     from .walk import Calibrated, calibrate
 except ModuleNotFoundError as e:
     raise ModuleNotFoundError(f"{e.name}, which calibration needs; pip install 'halfbyte[transformers]'", name=e.name) from e
 
-__all__ = ["Calibrated", "Options", "Spool", "allocate", "calibrate", "collect_importance"]
+__all__ = ["Calibrated", "LearningOptions", "Spool", "allocate", "calibrate", "collect_importance"]

@@ -59,7 +59,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Options:
+class LearningOptions:
     """steps       of descent for a layer
     distill     steps of descent for the scales of the whole model, afterwards (`distill`)
     seed        of the choice of sequences
@@ -71,7 +71,12 @@ class Options:
 
 
 def train_layer(
-    layer: nn.Module, weights: Sequence[Weight], inputs: Sequence[Tensor], targets: Sequence[Tensor], run: Any, options: Options
+    layer: nn.Module,
+    weights: Sequence[Weight],
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    run: Any,
+    options: LearningOptions,
 ) -> list[QTensor]:
     """The packed weights of least error, in the order of `weights`; the layer computes with them
     from then on.
@@ -83,11 +88,11 @@ def train_layer(
     training = _Training(layer, weights, inputs, targets, run)
     generator = torch.Generator().manual_seed(options.seed)
     states = [[w.packed for w in weights], [t.start for t in training.trained]]
-    errors = [training.error(packed) for packed in states]
-    least = min(errors)
-    best = states[errors.index(least)]
     checks = {options.steps * (i + 1) // CHECKS for i in range(CHECKS)}
     with torch.enable_grad(), deterministic():
+        errors = [training.error(packed) for packed in states]
+        least = min(errors)
+        best = states[errors.index(least)]
         for step in range(options.steps):
             training.step(_chosen(len(inputs), generator), 1 - step / options.steps, options.steps)
             if step + 1 in checks:

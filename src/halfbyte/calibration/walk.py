@@ -43,7 +43,7 @@ from ..tensor.qtensor import QTensor
 from ..tensor.quantize import quantize
 from ..transformers.fill.module_paths import is_experts
 from .distill import Distillation
-from .learned import Options, Weight, train_layer
+from .learned import LearningOptions, Weight, train_layer
 from .matrices import Matrix, layer_matrices
 from .running import first_inputs, run_layer
 from .scaling import Scaling
@@ -99,7 +99,7 @@ def calibrate(
     act_order: bool = False,
     device: str = "auto",
     from_packed: bool = False,
-    learning: Options | None = None,
+    learning: LearningOptions | None = None,
     spool: Spool | None = None,
     progress: Progress | None = None,
 ) -> Calibrated:
@@ -129,7 +129,7 @@ def calibrate(
     source = layer_source(checkpoint, where)
     ids = token_sequences(source.tokenizer, Path(text).expanduser(), context, sequences)
     digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
-    learning = (learning or Options()) if method == "learned" else None
+    learning = (learning or LearningOptions()) if method == "learned" else None
     options = "act-order " if act_order else "" if learning is None else f"{learning} "
     result = Calibrated(name=f"{method} {options}on {torch.device(where).type}, tokens {digest}")
     result.layers = source.count
@@ -219,7 +219,7 @@ class _Calibration:
         recipe: Recipe,
         method: str,
         act_order: bool,
-        learning: Options | None = None,
+        learning: LearningOptions | None = None,
     ) -> None:
         self.checkpoint, self.source, self.recipe = checkpoint, source, recipe
         self.method, self._learning = method, learning
@@ -278,7 +278,7 @@ class _Calibration:
         inputs: list[Tensor],
         targets: list[Tensor],
         arguments: list[tuple[Any, dict[str, Any]]],
-        learning: Options,
+        learning: LearningOptions,
     ) -> list[LayerResult]:
         """The layers' results with scales trained for the whole model (`distill`)."""
         found = [self._packed_of(number, done) for number, done in enumerate(layers)]

@@ -199,14 +199,14 @@ def quantize(
         if not plan:
             warn_of_missing_tokenizer(checkpoint, out)
         if calibrated and calibration is not None:
-            from ..calibration import Options, Spool, calibrate
+            from ..calibration import LearningOptions, Spool, calibrate
 
             check_output(checkpoint.path, out, recipe.goal, force, plan)
             layers = stack.enter_context(Spool(out))
             with progress("calibrating") as report:
                 found = calibrate(
                     checkpoint, recipe, calibration, method, context=context, sequences=sequences, act_order=act_order,
-                    device=device, from_packed=from_packed, learning=Options(**learning), spool=layers, progress=report,
+                    device=device, from_packed=from_packed, learning=LearningOptions(**learning), spool=layers, progress=report,
                 )  # fmt: skip
             rounder, replaced, notes, named = found.rounder, found.replaced, found.notes, found.name
             walked = {"layers": found.layers, "layers_resumed": found.resumed}
