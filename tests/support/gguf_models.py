@@ -190,9 +190,12 @@ def q8_0(x: np.ndarray) -> tuple[bytes, np.ndarray]:
     return raw.tobytes(), (codes * d.astype(np.float32)).reshape(x.shape)
 
 
-def write(path: Path, name: str, model: Any, packed: bool, shards: int = 1) -> Path:
-    """The model as llama.cpp's converter writes it. With `packed`, matrices become Q8_0 (some F16,
-    BF16), here and in `model`.
+MIXED = (Q8_0, Q8_0, F16, Q8_0, BF16)
+
+
+def write(path: Path, name: str, model: Any, packed: bool, shards: int = 1, kinds: tuple[int, ...] = MIXED) -> Path:
+    """The model as llama.cpp's converter writes it. With `packed`, matrices become tensors of
+    `kinds` in turn, here and in `model`.
     """
     arch, _, _, keys = MODELS[name]
     gemma = arch.startswith("gemma")
@@ -237,7 +240,7 @@ def write(path: Path, name: str, model: Any, packed: bool, shards: int = 1) -> P
             p.data = torch.from_numpy(x - np.float32(1))
         kind, data = F32, x.tobytes()
         if packed and x.ndim == 2 and "ffn_gate_inp" not in gguf_name(key, names):
-            kind = (Q8_0, Q8_0, F16, Q8_0, BF16)[i % 5]
+            kind = kinds[i % len(kinds)]
             data, decoded = encoded(x, kind)
             if arch == "llama" and (".q_proj." in key or ".k_proj." in key):
                 decoded = decoded.reshape(-1, HEAD // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)

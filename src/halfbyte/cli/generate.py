@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +14,17 @@ from ..errors import UnsupportedError
 from .drawing import MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
 from .opening import AllowUnknown, ConfigOption, config_of, open_with
 from .terminal import human_bytes, human_count, print_json, printable
+
+if TYPE_CHECKING:
+    from ..checkpoints import Checkpoint
+
+
+class Engine(str, Enum):
+    """What computes the model."""
+
+    auto = "auto"
+    native = "native"
+    transformers = "transformers"
 
 
 def generate(
@@ -32,6 +44,12 @@ def generate(
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`; without it the best that serves.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            help="native: without torch, for GGUF models of common architectures; transformers: any; auto: native if it can."
+        ),
+    ] = Engine.auto,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: every piece as it comes, then the summary.")] = False,
@@ -47,27 +65,38 @@ def generate(
                 "Its weights can be looked into with halfbyte inspect and made dense with halfbyte dequantize"
             )
         path = checkpoint.path
-    from ..generation.batch import BatchGeneration
+        texts = [sys.stdin.read() if p == "-" else p for p in prompt]
+        if len(texts) > 1 and stop:
+            raise UnsupportedError("[generate] --stop with several prompts; give one prompt a run")
+        start = time.perf_counter()
+        loaded = None
+        if engine is not Engine.transformers:
+            loaded = _native(checkpoint, texts, activations, backend, device, dtype, engine)
     from ..generation.single import Generation, Sampling
-    from ..transformers import import_model_code, load_model, model_size
 
     sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
-    texts = [sys.stdin.read() if p == "-" else p for p in prompt]
-    import_model_code(path, config_of(config))
-    start = time.perf_counter()
-    model, tokenizer = load_model(
-        path, activations=activations, backend=backend, device=device, dtype=dtype, config=config_of(config),
-        allow_unknown=allow_unknown or (),
-    )  # fmt: skip
-    if tokenizer is None:
-        raise UnsupportedError(f"[generate] {path} has no tokenizer; put its tokenizer.json beside the weights")
+    facts = {"path": str(path), "activations": activations, "engine": "transformers" if loaded is None else "native"}
+    if loaded is not None:
+        model, tokenizer = loaded
+        size: Any = model
+    else:
+        from ..transformers import import_model_code, load_model, model_size
+
+        import_model_code(path, config_of(config))
+        start = time.perf_counter()
+        model, tokenizer = load_model(
+            path, activations=activations, backend=backend, device=device, dtype=dtype, config=config_of(config),
+            allow_unknown=allow_unknown or (),
+        )  # fmt: skip
+        if tokenizer is None:
+            raise UnsupportedError(f"[generate] {path} has no tokenizer; put its tokenizer.json beside the weights")
+        size = model_size(model)
     ready_s = time.perf_counter() - start
-    facts = {"path": str(path), "activations": activations}
-    if len(texts) > 1 and stop:
-        raise UnsupportedError("[generate] --stop with several prompts; give one prompt a run")
     if len(texts) > 1:
+        from ..generation.batch import BatchGeneration
+
         batch = BatchGeneration(model, tokenizer, texts, max_tokens=max_tokens, sampling=sampling)
-        _several(batch, texts, facts, model_size(model), ready_s, json)
+        _several(batch, texts, facts, size, ready_s, json)
         return 0
     generation = Generation(model, tokenizer, texts[0], max_tokens=max_tokens, sampling=sampling, stop=stop or ())
     for piece in generation:
@@ -76,13 +105,40 @@ def generate(
         else:
             print(piece.text, end="")
         sys.stdout.flush()
-    record = summary(generation, model_size(model), ready_s)
+    record = summary(generation, size, ready_s)
     if json:
         print_json({"record": "summary", **facts, **record})
     else:
         print(flush=True)
         print(printable(sentence(record)), file=sys.stderr)
     return 0
+
+
+def _native(
+    checkpoint: Checkpoint,
+    texts: list[str],
+    activations: str,
+    backend: str | None,
+    device: str,
+    dtype: str | None,
+    engine: Engine,
+) -> tuple[Any, Any] | None:
+    """(model, tokenizer) that need no torch; None where transformers computes the model.
+    UnsupportedError, with the reason, where `--engine native` asks for what it cannot do.
+    """
+    options = {"--backend": backend in (None, "cpu"), "--device": device == "cpu", "--dtype": dtype in (None, "float32")}
+    refused = next((name for name, fits in options.items() if not fits), "several prompts" if len(texts) > 1 else "")
+    why = f"{refused} as given" if refused else ""
+    if not why:
+        from ..generation.native_model import built
+        from ..generation.native_tokenizer import NativeTokenizer
+
+        model, why = built(checkpoint, activations)
+        if model is not None:
+            return model, NativeTokenizer(checkpoint)  # type: ignore[arg-type] # built() takes GGUF files alone
+    if engine is Engine.native:
+        raise UnsupportedError(f"[generate] --engine native: {why}; --engine transformers can")
+    return None
 
 
 def _several(batch: Any, texts: list[str], facts: dict[str, str], size: Any, ready_s: float, json: bool) -> None:

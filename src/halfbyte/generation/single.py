@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import HalfbyteError
+from .native_model import NativeModel
 from .templates import token_ids
 
 STORED_SCORES = 1 << 21
@@ -114,8 +115,8 @@ class Generation:
     """Iterates over the pieces of a continuation and records tokens, times and the reason for
     stopping.
 
-    model       a transformers causal language model
-    tokenizer   its transformers tokenizer
+    model       a transformers causal language model, or a `NativeModel`
+    tokenizer   its tokenizer
     prompt      text, tokenized with what the tokenizer adds (bos), or token ids as they are
     max_tokens  most new tokens
     stop_ids    tokens that end the text; None takes `end_tokens`
@@ -142,7 +143,7 @@ class Generation:
         self.model, self.tokenizer = model, tokenizer
         self.max_tokens, self.sampling = max_tokens, sampling or Sampling()
         self.prompt_ids = token_ids(tokenizer, prompt, "generate") if isinstance(prompt, str) else list(prompt)
-        self.context: int = model.config.get_text_config(decoder=True).max_position_embeddings
+        self.context = context_of(model)
         if not self.prompt_ids:
             raise GenerationError("[generate] the prompt has no tokens; give some text")
         if len(self.prompt_ids) > self.context:
@@ -168,13 +169,11 @@ class Generation:
     def __iter__(self) -> Iterator[Piece]:
         from tokenizers.decoders import DecodeStream
 
-        from ..transformers.decode.session import DecodeSession
-
         random = np.random.default_rng(self.sampling.seed)
         backend = self.tokenizer.backend_tokenizer
         stream = DecodeStream(skip_special_tokens=True)
         unsent = ""  # text that may be the beginning of a stop text
-        session = DecodeSession(self.model)
+        session = session_of(self.model)
         chunk = prompt_chunk(len(self.prompt_ids), stores_scores(self.model))
         pending = [self.prompt_ids[i : i + chunk] for i in range(0, len(self.prompt_ids), chunk)]
         while len(self.tokens) < self.max_tokens:
@@ -184,7 +183,7 @@ class Generation:
             start = time.perf_counter()
             for tokens in pending:
                 logits = session(tokens)
-            token = choose(logits.float().cpu().numpy(), self.sampling, random, [*self.prompt_ids, *self.tokens][-REPEATED:])
+            token = choose(_as_numpy(logits), self.sampling, random, [*self.prompt_ids, *self.tokens][-REPEATED:])
             seconds = time.perf_counter() - start
             if self.tokens:
                 self.decode_seconds += seconds
@@ -217,6 +216,27 @@ class Generation:
             self.text = whole
 
 
+def context_of(model: Any) -> int:
+    """Most tokens of prompt and text together."""
+    if isinstance(model, NativeModel):
+        return model.context
+    return int(model.config.get_text_config(decoder=True).max_position_embeddings)
+
+
+def session_of(model: Any) -> Any:
+    """One empty sequence in a model: a function of tokens that returns the last one's logits."""
+    if isinstance(model, NativeModel):
+        return model.session()
+    from ..transformers.decode.session import DecodeSession
+
+    return DecodeSession(model)
+
+
+def _as_numpy(logits: Any) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = logits if isinstance(logits, np.ndarray) else logits.float().cpu().numpy()
+    return array
+
+
 def check_continues(operation: str, model: Any) -> None:
     """GenerationError for an encoder, which makes vectors and no text."""
     can_generate = getattr(model, "can_generate", None)
@@ -245,6 +265,8 @@ def stores_scores(model: Any) -> bool:
     """True for a decoder whose attention is transformers' "eager" one (gpt-oss, since torch's fused
     attention has no sinks). An encoder-decoder model reads a text in one pass in any case.
     """
+    if isinstance(model, NativeModel):
+        return False  # it divides a prompt by itself
     two_sides = getattr(model.config, "is_encoder_decoder", False)
     return getattr(model.config, "_attn_implementation", None) == "eager" and not two_sides
 
@@ -256,8 +278,12 @@ def end_tokens(model: Any, tokenizer: Any) -> set[int]:
     Of a GGUF, the generation settings have every end-of-turn token that the file names.
     """
     ids: set[int] = set()
-    settings = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    for source in (getattr(model.config, "eos_token_id", None), settings, tokenizer.eos_token_id):
+    if isinstance(model, NativeModel):
+        sources: tuple[Any, ...] = (tokenizer.end_ids, tokenizer.eos_token_id)
+    else:
+        settings = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+        sources = getattr(model.config, "eos_token_id", None), settings, tokenizer.eos_token_id
+    for source in sources:
         if source is not None:
             ids |= set(source) if isinstance(source, list | tuple) else {source}
     turns = (tokenizer.backend_tokenizer.token_to_id(t) for t in ("<end_of_turn>", "<|eot_id|>", "<|im_end|>"))

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ...backends.cpu import activations_named, native
+from ...generation.decoder_layer import DecoderLayer, Norm, Product, append_layer, append_norm
 from ...torch.modules import QLinear
 from .kv_cache import SPARE, Growing
 from .rmsnorm import RMSNorm
@@ -123,8 +124,8 @@ class Step:
         self._operations = native().Step()
         self.rows: dict[tuple[str, int], Tensor] = {}  # buffers shared by layers of one width, so that they stay in the L1 cache
         for index, layer in enumerate(body.layers):
-            self._add_layer(index, layer, self.kinds.index(kinds[index]))
-        self._norm(body.norm, self.x, self.out)
+            append_layer(self._operations, index, self._layer(layer, self.kinds.index(kinds[index])), self.x, self._row)
+        append_norm(self._operations, _norm(body.norm), self.x, self.out)
         self.windows = np.array([layer.window or np.iinfo(np.int64).max for layer in cache_layers])
         self.written = self.room = 0
 
@@ -159,50 +160,28 @@ class Step:
             [sines[0].contiguous() for _, sines in tables],
         )
 
-    def _add_layer(self, index: int, layer: Any, kind: int) -> None:
-        x, attention, mlp = self.x, layer.self_attn, layer.mlp
-        norms = LAYERS[type(layer).__name__]
-        before, after, before_mlp, after_mlp = (None if name is None else getattr(layer, name) for name in norms)
-        d = attention.head_dim
-        q, k, v = (self._row(name, getattr(attention, f"{name}_proj").out_features) for name in "qkv")
-        gate, up = self._row("gate", mlp.gate_proj.out_features), self._row("up", mlp.up_proj.out_features)
-        h, y = self._row("h", x.shape[0]), self._row("y", x.shape[0])
-
-        self._norm(before, x, h)
-        for projection, to in ((attention.q_proj, q), (attention.k_proj, k), (attention.v_proj, v)):
-            self._product(projection, h, to)
-        for norm, part in ((getattr(attention, "q_norm", None), q), (getattr(attention, "k_norm", None), k)):
-            if norm is not None:
-                self._norm(norm, part, part)
-        self._operations.rotate(q, d, kind)
-        self._operations.rotate(k, d, kind)
-        self._operations.attend(index, q, k, v, d, attention.scaling, q)
-        self._product(attention.o_proj, q, y)
-        self._add(after, y)
-
-        self._norm(before_mlp, x, h)
-        self._product(mlp.gate_proj, h, gate)
-        self._product(mlp.up_proj, h, up)
-        self._operations.gate(native().Gate[GATES[type(mlp.act_fn).__name__]], gate, up, gate)
-        self._product(mlp.down_proj, gate, y)
-        self._add(after_mlp, y)
+    def _layer(self, layer: Any, rotation: int) -> DecoderLayer:
+        attention, mlp = layer.self_attn, layer.mlp
+        before, after, before_mlp, after_mlp = (name and _norm(getattr(layer, name)) for name in LAYERS[type(layer).__name__])
+        q_norm, k_norm = (_norm(getattr(attention, name, None)) for name in ("q_norm", "k_norm"))
+        return DecoderLayer(
+            *(_product(getattr(attention, f"{name}_proj")) for name in "qkvo"),
+            *(_product(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")),
+            before, before_mlp, after, after_mlp, q_norm, k_norm,
+            attention.head_dim, attention.scaling, GATES[type(mlp.act_fn).__name__], rotation,
+        )  # fmt: skip
 
     def _row(self, name: str, width: int) -> Tensor:
         return self.rows.setdefault((name, width), torch.empty(width))
 
-    def _norm(self, norm: Any, x: Tensor, y: Tensor) -> None:
-        scale = norm.current_scale()
-        self._operations.norm(x, scale, norm.eps, y)
 
-    def _product(self, layer: QLinear, x: Tensor, y: Tensor) -> None:
-        weight = layer.weight.prepared.data
-        self._operations.product(weight.native, x, layer.bias, activations_named(layer.activations), y)
+def _norm(norm: RMSNorm | None) -> Any:
+    return None if norm is None else Norm(norm.current_scale(), norm.eps)
 
-    def _add(self, norm: RMSNorm | None, y: Tensor) -> None:
-        """x = x + norm(y)"""
-        if norm is not None:
-            self._norm(norm, y, y)
-        self._operations.add(y, self.x)
+
+def _product(layer: QLinear) -> Product:
+    weight = layer.weight.prepared.data
+    return Product(weight.native, layer.out_features, layer.bias, activations_named(layer.activations))
 
 
 def _with_room(cached: Tensor, room: int) -> Tensor:

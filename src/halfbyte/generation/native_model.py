@@ -1,0 +1,442 @@
+"""A decoder of the LLaMA kind computed by the native core and NumPy alone: no torch, no
+transformers.
+
+    model = native_model(checkpoint)
+    session = model.session()
+    logits = session(prompt_ids)              float32 (vocabulary,), after the last token
+    logits = session([token])
+
+A prompt goes through each layer as one matrix: packed products by the core's kernels, norms,
+rotation and attention in float32 by NumPy. A single token is one list of the core's operations
+(`decoder_layer.append_layer`). Logits equal those of transformers' own float32 code up to the order
+of sums (1e-6 of the largest).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends import Prepared
+from ..backends.cpu import activations_named, aligned_empty, native
+from ..checkpoints import Checkpoint
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..errors import CheckpointError, HalfbyteError, UnsupportedError
+from ..gguf_models.names import ROTATION_FACTORS
+from ..gguf_models.view import ModelView
+from ..ops import embedding, linear, prepare
+from ..tensor.qtensor import QTensor
+from .decoder_layer import DecoderLayer, Norm, Product, append_layer, append_norm
+from .rotary import Rotation, rotation_of
+
+F32 = NDArray[np.float32]
+
+GATED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+"""Model types that are computed here."""
+PROJECTIONS = {
+    "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
+}  # fmt: skip
+NORMS = {"before": "input_layernorm", "before_mlp": "post_attention_layernorm"}
+GEMMA_NORMS = {
+    "before": "input_layernorm", "after": "post_attention_layernorm", "before_mlp": "pre_feedforward_layernorm",
+    "after_mlp": "post_feedforward_layernorm",
+}  # fmt: skip
+HEAD_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
+"""Part of a layer -> its module in transformers' model."""
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""`hidden_act` of a configuration -> the gate's function."""
+UNSUPPORTED_OPTIONS = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
+CHUNK = 256
+"""Tokens of a prompt that go through the layers at once, at most."""
+SCORES = 1 << 23
+"""Scores of a layer that are in memory at once, at most: 32 MB."""
+SPARE = 256
+"""Free tokens behind the keys and values after a reallocation."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer's packed weights as the verbs take them, and as operations.
+
+    weights  part of the layer -> the prepared weight and its bias
+    window   tokens that one token sees, itself included; None for all
+    """
+
+    parts: DecoderLayer
+    weights: Mapping[str, tuple[Prepared, F32 | None]]
+    window: int | None
+
+
+@dataclass(frozen=True)
+class NativeModel:
+    """The weights of a model, ready to multiply.
+
+    context      most tokens of prompt and text together
+    embedding    the packed table, whose rows are multiplied by `scale`
+    head         the packed head; the table itself where they are tied
+    rotations    tables of angles; each layer names one
+    nbytes, weights  bytes and number of all weights
+    """
+
+    context: int
+    embedding: Prepared
+    scale: float
+    layers: tuple[Layer, ...]
+    norm: Norm
+    head: Prepared
+    rotations: tuple[Rotation, ...]
+    activations: str
+    nbytes: int
+    weights: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.nbytes / self.weights if self.weights else 0.0
+
+    def session(self) -> NativeSession:
+        """One sequence, empty."""
+        return NativeSession(self)
+
+
+class NativeSession:
+    """One sequence: tokens in, logits of the last one out.
+
+    positions  tokens so far
+    """
+
+    def __init__(self, model: NativeModel) -> None:
+        self.model, self.positions = model, 0
+        self._caches = [_Cache(layer) for layer in model.layers]
+        hidden = model.embedding.shape[1]
+        self._x, self._out = np.empty(hidden, np.float32), np.empty(hidden, np.float32)
+        self._rows: dict[tuple[str, int], F32] = {}
+        self._operations: Any = None
+        self._written = self._room = 0  # tokens of the bound tables
+
+    def __call__(self, ids: Sequence[int]) -> F32:
+        """Logits (vocabulary,) after these tokens, which follow those of earlier calls."""
+        if len(ids) == 1 and self.positions:
+            hidden = self._step(ids[0])
+        else:
+            at, group = 0, self.model.layers[0].parts
+            while at < len(ids):
+                count = _chunk(len(ids) - at, self.positions, group.q.outputs // group.head_dim)
+                hidden = self._prompt(np.asarray(ids[at : at + count], np.int64), at + count == len(ids))
+                at += count
+        logits: F32 = linear(hidden, self.model.head, activations=self.model.activations)[0]
+        return logits
+
+    def _embedded(self, ids: NDArray[np.int64]) -> F32:
+        rows: F32 = embedding(ids, self.model.embedding)
+        return rows * np.float32(self.model.scale) if self.model.scale != 1 else rows
+
+    # ------------------------------------------------------------------------------------------
+    # a prompt
+
+    def _prompt(self, ids: NDArray[np.int64], last: bool) -> F32:
+        """(1, hidden) after the last norm; `last`: nothing but the last token's is wanted."""
+        model, count = self.model, len(ids)
+        x = self._embedded(ids)
+        self._leave_tables()
+        tables = [r.table(self.positions, count) for r in model.rotations]
+        for number, (layer, cache) in enumerate(zip(model.layers, self._caches, strict=True)):
+            only_last = last and number == len(model.layers) - 1
+            x = self._through(layer, cache, x, tables[layer.parts.rotation], only_last)
+        self.positions += count
+        return _normed(x[-1:], model.norm)
+
+    def _through(self, layer: Layer, cache: _Cache, x: F32, table: tuple[F32, F32], only_last: bool) -> F32:
+        """The layer's output for rows x [tokens, hidden], or for the last row alone."""
+        parts, count = layer.parts, len(x)
+        h = _normed(x, parts.before)
+        k = self._heads(h, layer, "k", parts.k_norm, table)
+        v = self._heads(h, layer, "v", None, None)
+        cache.append(k, v)
+        rows = 1 if only_last else count
+        x, h, table = x[-rows:], h[-rows:], (table[0][-rows:], table[1][-rows:])
+        q = self._heads(h, layer, "q", parts.q_norm, table)
+        y = self._product(_attention(q, cache, parts.scaling), layer, "o")
+        x = x + (y if parts.after is None else _normed(y, parts.after))
+        h = _normed(x, parts.before_mlp)
+        gate = _gate(parts.gate_function, self._product(h, layer, "gate"), self._product(h, layer, "up"))
+        y = self._product(gate, layer, "down")
+        return x + (y if parts.after_mlp is None else _normed(y, parts.after_mlp))
+
+    def _product(self, x: F32, layer: Layer, name: str) -> F32:
+        weight, bias = layer.weights[name]
+        y: F32 = linear(x, weight, bias, activations=self.model.activations)
+        return y
+
+    def _heads(self, h: F32, layer: Layer, name: str, norm: Norm | None, table: tuple[F32, F32] | None) -> F32:
+        """A projection as heads [heads, tokens, d], normed and rotated."""
+        d = layer.parts.head_dim
+        y = self._product(h, layer, name).reshape(len(h), -1, d).transpose(1, 0, 2)
+        if norm is not None:
+            y = _normed(y, norm)
+        return y if table is None else _rotated(y, *table)
+
+    # ------------------------------------------------------------------------------------------
+    # a token
+
+    def _step(self, token: int) -> F32:
+        if self._written == self._room:
+            self._bind()
+        self._x[:] = self._embedded(np.array([token]))[0]
+        ends = np.array([cache.count + 1 for cache in self._caches])
+        seen = np.array([cache.seen(1) for cache in self._caches])
+        self._operations.run(ends - seen, seen, self._written)
+        for cache in self._caches:
+            cache.count += 1
+        self._written += 1
+        self.positions += 1
+        return self._out[None]
+
+    def _bind(self) -> None:
+        """Room for further tokens in every cache, and the angles of their positions."""
+        if self._operations is None:
+            self._operations = native().Step()
+            for index, layer in enumerate(self.model.layers):
+                append_layer(self._operations, index, layer.parts, self._x, self._row)
+            append_norm(self._operations, self.model.norm, self._x, self._out)
+        self._written, self._room = 0, min(cache.reserve(1) for cache in self._caches)
+        tables = [r.table(self.positions, self._room) for r in self.model.rotations]
+        self._operations.bind(
+            [cache.keys for cache in self._caches], [cache.values for cache in self._caches],
+            [cosines for cosines, _ in tables], [sines for _, sines in tables],
+        )  # fmt: skip
+
+    def _leave_tables(self) -> None:
+        """A prompt may move the caches: the next single token binds them again."""
+        self._written = self._room = 0
+
+    def _row(self, name: str, width: int) -> F32:
+        return self._rows.setdefault((name, width), np.empty(width, np.float32))
+
+
+class _Cache:
+    """Keys and values [kv_heads, capacity, d] of one layer; the first `count` tokens are filled. A
+    layer with a window drops what none of its later tokens sees, when it moves.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        parts = layer.parts
+        self.window, self.count = layer.window, 0
+        self._heads, self._d = parts.k.outputs // parts.head_dim, parts.head_dim
+        self.keys = self.values = np.empty((self._heads, 0, self._d), np.float32)
+
+    def reserve(self, more: int) -> int:
+        """Free tokens, at least `more`."""
+        if self.count + more > self.keys.shape[1]:
+            kept = self.count if self.window is None else min(self.count, self.window - 1)
+            self.keys, self.values = (self._moved(a, kept, more) for a in (self.keys, self.values))
+            self.count = kept
+        return int(self.keys.shape[1]) - self.count
+
+    def _moved(self, old: F32, kept: int, more: int) -> F32:
+        shape = (self._heads, kept + more + SPARE, self._d)
+        new: F32 = aligned_empty(4 * math.prod(shape)).view(np.float32).reshape(shape)
+        new[:, :kept] = old[:, self.count - kept : self.count]
+        return new
+
+    def append(self, keys: F32, values: F32) -> None:
+        """Tokens [kv_heads, tokens, d] at the end."""
+        more = keys.shape[1]
+        self.reserve(more)
+        self.keys[:, self.count : self.count + more] = keys
+        self.values[:, self.count : self.count + more] = values
+        self.count += more
+
+    def seen(self, more: int) -> int:
+        """Tokens in view of the last of `more` further ones, itself included."""
+        end = self.count + more
+        return end if self.window is None else min(end, self.window)
+
+
+def _chunk(left: int, before: int, heads: int) -> int:
+    """Tokens of a prompt that go through at once: `SCORES` bounds heads · tokens · (before +
+    tokens).
+    """
+    count = min(left, CHUNK)
+    while count > 1 and heads * count * (before + count) > SCORES:
+        count //= 2
+    return count
+
+
+def _normed(x: F32, norm: Norm) -> F32:
+    mean = np.einsum("...i,...i->...", x, x)[..., None] / np.float32(x.shape[-1])
+    return np.asarray(x * (np.float32(1) / np.sqrt(mean + np.float32(norm.eps))) * norm.scale, np.float32)
+
+
+def _rotated(x: F32, cosines: F32, sines: F32) -> F32:
+    """x cos + (−second half, first half) sin, rows by position."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    turned = np.concatenate([-second, first], axis=-1)
+    return np.asarray(x * cosines + turned * sines, np.float32)
+
+
+def _gate(function: str, gate: F32, up: F32) -> F32:
+    """f(gate) ∘ up; x / (1 + exp(−x)) for SiLU, and the same of 2·sqrt(2/π)·(x + 0.044715·x³) for
+    GELU's tanh form.
+    """
+    exponent = gate if function == "silu" else np.float32(2 * math.sqrt(2 / math.pi)) * (gate + np.float32(0.044715) * gate**3)
+    with np.errstate(over="ignore"):
+        return np.asarray(gate / (np.float32(1) + np.exp(-exponent)) * up, np.float32)
+
+
+def _attention(q: F32, cache: _Cache, scaling: float) -> F32:
+    """softmax(scaling · q·kᵀ)·v of the last tokens of the cache: q [heads, tokens, d] ->
+    [tokens, heads · d]. A token sees itself and what precedes it, as far as the window.
+    """
+    heads, count, d = q.shape
+    first = 0 if cache.window is None else max(0, cache.count - count - cache.window + 1)
+    keys, values = cache.keys[:, first : cache.count], cache.values[:, first : cache.count]
+    length = cache.count - first
+    scores = (q.reshape(len(keys), -1, d) @ keys.transpose(0, 2, 1)).reshape(heads, count, length)
+    scores *= np.float32(scaling)
+    own = np.arange(length - count, length)[:, None]  # a token's place among the keys
+    place = np.arange(length)
+    hidden = place > own
+    if cache.window is not None:
+        hidden |= place <= own - cache.window
+    if hidden.any():
+        scores[:, hidden] = -np.inf
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    mixed = (scores.reshape(len(keys), -1, length) @ values).reshape(heads, count, d)
+    return np.ascontiguousarray(mixed.transpose(1, 0, 2)).reshape(count, heads * d)
+
+
+# ----------------------------------------------------------------------------------------------
+# from a checkpoint
+
+
+class _OtherModelError(HalfbyteError):
+    """The model is none that is computed here; the message says why."""
+
+
+def native_model(checkpoint: Checkpoint, activations: str = "exact") -> NativeModel:
+    """The model of a GGUF file.
+
+    Raises UnsupportedError where transformers is needed: another architecture, an option or a
+    tensor that is not computed here, a dense matrix, no native core.
+    """
+    model, why = built(checkpoint, activations)
+    if model is None:
+        raise UnsupportedError(f"[generate] {checkpoint.path}: {why}")
+    return model
+
+
+def built(checkpoint: Checkpoint, activations: str = "exact") -> tuple[NativeModel | None, str]:
+    """(the model, ""), or None and why transformers is needed.
+
+    Raises CheckpointError for a damaged or incomplete file.
+    """
+    try:
+        return _Builder(checkpoint, activations).model(), ""
+    except (_OtherModelError, UnsupportedError) as error:
+        return None, str(error)
+
+
+class _Builder:
+    """Reads a checkpoint into a `NativeModel`."""
+
+    def __init__(self, checkpoint: Checkpoint, activations: str) -> None:
+        if not isinstance(checkpoint, GGUFCheckpoint):
+            raise _OtherModelError(f"a {checkpoint.format} checkpoint; GGUF files are computed without transformers")
+        self.view, self.activations = ModelView(checkpoint), activations
+        self.config = self.view.config
+        if self.config["model_type"] not in GATED:
+            raise _OtherModelError(f"{self.config['model_type']} is computed by transformers; here: {', '.join(GATED)}")
+        for option in UNSUPPORTED_OPTIONS:
+            if self.config.get(option):
+                raise _OtherModelError(f"{option} is computed by transformers alone")
+        self.gemma = self.config["model_type"] == "gemma3_text"
+        self.divisors = None
+        if ROTATION_FACTORS in checkpoint:
+            self.divisors = np.asarray(checkpoint[ROTATION_FACTORS], np.float32)
+        self.used: set[str] = set()
+        self.nbytes = self.count = 0
+
+    def model(self) -> NativeModel:
+        config = self.config
+        table = self.packed("model.embed_tokens")
+        head = table if config["tie_word_embeddings"] else self.packed("lm_head")
+        kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+        ropes = self.ropes()
+        layers = tuple(self.layer(i, kind, list(ropes)) for i, kind in enumerate(kinds))
+        norm = self.norm("model.norm")
+        if left := [key for key in self.view.keys() if key not in self.used]:  # noqa: SIM118 a mapping of many tensors
+            raise _OtherModelError(f"{left[0]} is a tensor that is not computed here")
+        return NativeModel(
+            config["max_position_embeddings"], table,
+            math.sqrt(config["hidden_size"]) if self.gemma else 1.0, layers, norm, head, tuple(ropes.values()),
+            self.activations, self.nbytes, self.count,
+        )  # fmt: skip
+
+    def ropes(self) -> dict[str, Rotation]:
+        """Kind of layer -> its rotation; "" for all kinds."""
+        given, d = self.config["rope_parameters"], self.config["head_dim"]
+        if "rope_type" in given:
+            return {"": self.rotation(given, d)}
+        return {kind: self.rotation(rope, d) for kind, rope in given.items()}
+
+    def rotation(self, rope: Mapping[str, Any], head_dim: int) -> Rotation:
+        found = rotation_of(rope, head_dim, self.config["max_position_embeddings"], self.divisors)
+        if found is None:
+            raise _OtherModelError(f"rotation {rope.get('rope_type')!r} is computed by transformers alone")
+        return found
+
+    def layer(self, index: int, kind: str, ropes: list[str]) -> Layer:
+        config, path = self.config, f"model.layers.{index}."
+        weights = {name: (self.packed(path + module), self.bias(path + module)) for name, module in PROJECTIONS.items()}
+        norms = {name: self.norm(path + module) for name, module in (GEMMA_NORMS if self.gemma else NORMS).items()}
+        norms |= {name: self.norm(path + module) for name, module in HEAD_NORMS.items() if f"{path}{module}.weight" in self.view}
+        mode = activations_named(self.activations)
+        products = {part: Product(weight.data.native, weight.shape[0], bias, mode) for part, (weight, bias) in weights.items()}
+        d = config["head_dim"]
+        name = config.get("hidden_act") or config.get("hidden_activation") or ("gelu_pytorch_tanh" if self.gemma else "silu")
+        function = ACTIVATIONS.get(name)
+        if function is None:
+            raise _OtherModelError(f"the gate {name} is computed by transformers alone")
+        parts = DecoderLayer(
+            **products, **{name: norms.get(name) for name in ("before", "before_mlp", "after", "after_mlp", "q_norm", "k_norm")},
+            head_dim=d, scaling=(config["query_pre_attn_scalar"] if self.gemma else d) ** -0.5, gate_function=function,
+            rotation=ropes.index(kind) if kind in ropes else 0,
+        )  # fmt: skip
+        window = config.get("sliding_window") if kind == "sliding_attention" or config["model_type"] == "mistral" else None
+        return Layer(parts, weights, window)
+
+    def packed(self, key: str) -> Prepared:
+        if key not in self.view or not self.view.info(key).quantized:
+            raise _OtherModelError(f"{key} is not packed")
+        weight = self.view[key]
+        assert isinstance(weight, QTensor)
+        found = prepare(weight, activations=self.activations)
+        if found.backend != "cpu":
+            raise _OtherModelError(f"{key} is {weight.format}, which the native core does not multiply")
+        self.used.add(key)
+        self.nbytes, self.count = self.nbytes + found.nbytes, self.count + math.prod(found.shape)
+        return found
+
+    def dense(self, key: str) -> F32:
+        if key not in self.view or self.view.info(key).quantized:
+            raise CheckpointError(f"[generate] {self.view.path}: tensor {key!r} is missing, or quantized")
+        self.used.add(key)
+        array = np.ascontiguousarray(np.asarray(self.view[key]).astype(np.float32))
+        self.nbytes, self.count = self.nbytes + array.nbytes, self.count + array.size
+        return array
+
+    def norm(self, module: str) -> Norm:
+        scale = self.dense(f"{module}.weight")
+        return Norm(np.float32(1) + scale if self.gemma else scale, self.config["rms_norm_eps"])
+
+    def bias(self, module: str) -> F32 | None:
+        return self.dense(f"{module}.bias") if f"{module}.bias" in self.view else None
