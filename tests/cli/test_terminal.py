@@ -129,3 +129,12 @@ def test_a_backend_that_does_not_load_is_a_problem(monkeypatch, capsys):
     monkeypatch.setattr(doctor_module, "backend_records", lambda: iter([broken]))
     assert main(["doctor"]) == 1
     assert "problem: backend cuda: it could not be loaded" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [0, 1, 13])
+def test_a_terminal_that_says_no_width_or_next_to_none_gets_every_word(width, capsys, monkeypatch):
+    """0 columns is what a terminal of unknown size says: it is taken for 80."""
+    lines = table(capsys, monkeypatch, width)
+    assert max(map(len, lines)) <= (80 if width == 0 else 20)
+    text = "".join("".join(lines).split())
+    assert all(cell.replace(" ", "") in text for row in ROWS for cell in row[:5])

@@ -19,7 +19,7 @@ from halfbyte.cli import main
 from halfbyte.cli.demo import model_path
 from halfbyte.errors import UnsupportedError
 from halfbyte.generation import native_model as module
-from halfbyte.generation.native_model import NativeModel, built, native_model
+from halfbyte.generation.native_model import NativeModel, native_model, why_not_native
 from halfbyte.generation.native_tokenizer import NativeTokenizer
 from halfbyte.generation.rotary import rotation_of
 from halfbyte.generation.single import Generation, end_tokens
@@ -28,7 +28,7 @@ from halfbyte.transformers.decode.session import DecodeSession
 from support.cpu_weights import needs_native
 from support.gguf_families import FAMILIES, family_model, write_family
 from support.gguf_models import LLAMA3, MODELS, YARN, dense_model, write
-from support.gguf_writer import F16, Q8_0
+from support.gguf_writer import F16, Q8_0, Tensor
 from support.tiny_models import agree
 
 pytestmark = needs_native
@@ -114,24 +114,28 @@ def test_angles_are_transformers(rope):
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_are_left_to_transformers(name, tmp_path):
     with open_checkpoint(packed_file(tmp_path, name)) as checkpoint:
-        model, why = built(checkpoint)
-    assert model is None
-    assert why
+        assert why_not_native(checkpoint)
 
 
 @pytest.mark.parametrize("arch", sorted(FAMILIES))
 def test_a_family_is_computed_or_left_with_a_reason(arch, tmp_path):
     """Files with dense matrices: none is computed here, and none fails."""
     with open_checkpoint(write_family(tmp_path / "m.gguf", arch, family_model(arch))) as checkpoint:
-        model, why = built(checkpoint)
-    assert model is None
-    assert why
+        assert why_not_native(checkpoint)
 
 
 def test_a_dense_matrix_and_another_architecture_are_reasons(tmp_path):
     for name, kinds, why in (("qwen3", (Q8_0, F16), "is not packed"), ("phi3", (Q8_0,), "phi3 is computed by transformers")):
         with open_checkpoint(packed_file(tmp_path, name, kinds)) as checkpoint, pytest.raises(UnsupportedError, match=why):
             native_model(checkpoint)
+
+
+def test_what_the_ledger_does_not_account_for_is_an_error(tmp_path, capsys):
+    """As for every command that uses values; --allow-unknown passes over it."""
+    more = [Tensor("blk.0.attn_q.scales", (4,), F16, bytes(8))]
+    path = write(tmp_path / "m.gguf", "llama", dense_model("llama"), packed=True, kinds=(Q8_0,), more=more)
+    assert main(["generate", str(path), "-p", "abc", "-n", "2"]) == 2
+    assert "blk.0.attn_q.scales" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------
@@ -141,6 +145,7 @@ def test_a_dense_matrix_and_another_architecture_are_reasons(tmp_path):
 @pytest.fixture(scope="module")
 def gemma() -> tuple[NativeModel, NativeTokenizer]:
     with open_checkpoint(model_path()) as checkpoint:
+        assert why_not_native(checkpoint) == ""
         return native_model(checkpoint), NativeTokenizer(checkpoint)
 
 

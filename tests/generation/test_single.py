@@ -175,7 +175,7 @@ def test_no_quantized_matrix_is_ever_a_large_float_array(gemma, monkeypatch):
     out: watching each would take minutes.)
     """
     path = model_path()
-    monkeypatch.setattr("halfbyte.transformers.load.tokenizer_of", lambda checkpoint: gemma[1])
+    monkeypatch.setattr("halfbyte.transformers.load.tokenizer_of", lambda *_: gemma[1])
     with GGUFCheckpoint(path) as ckpt:
         packed = ckpt.info("token_embd").nbytes
         weights = 262144 * 640

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +194,11 @@ def q8_0(x: np.ndarray) -> tuple[bytes, np.ndarray]:
 MIXED = (Q8_0, Q8_0, F16, Q8_0, BF16)
 
 
-def write(path: Path, name: str, model: Any, packed: bool, shards: int = 1, kinds: tuple[int, ...] = MIXED) -> Path:
-    """The model as llama.cpp's converter writes it. With `packed`, matrices become tensors of
-    `kinds` in turn, here and in `model`.
+def write(
+    path: Path, name: str, model: Any, packed: bool, shards: int = 1, kinds: tuple[int, ...] = MIXED, more: Sequence[Tensor] = ()
+) -> Path:
+    """The model as llama.cpp's converter writes it, and the tensors `more`. With `packed`, matrices
+    become tensors of `kinds` in turn, here and in `model`.
     """
     arch, _, _, keys = MODELS[name]
     gemma = arch.startswith("gemma")
@@ -226,7 +229,7 @@ def write(path: Path, name: str, model: Any, packed: bool, shards: int = 1, kind
         ("tokenizer.ggml.bos_token_id", "uint32", 1),
         ("tokenizer.ggml.eos_token_id", "uint32", 2),
     ]
-    tensors = []
+    tensors = list(more)
     names = {"gpt-oss": GPT_OSS_NAMES, "phi3": PHI3_NAMES}.get(arch, GEMMA_NAMES if gemma else MOE_NAMES)
     for i, (key, p) in enumerate(model.named_parameters()):
         if ".experts." in key or key.endswith("sinks"):

@@ -12,8 +12,9 @@ import typer
 
 from ..errors import CheckpointError, UnsupportedError
 from .drawing import ChatTemplate, MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
+from .engine import Engine, EngineOption, takes_native
 from .failures import complain
-from .opening import AllowUnknown, ConfigOption, config_of, downloaded, open_with
+from .opening import AllowUnknown, ConfigOption, config_of, open_with
 from .terminal import print_json, printable
 
 COMMANDS = """/help            this text
@@ -39,6 +40,7 @@ def chat(
     activations: Annotated[str, typer.Option(help="exact, or int8.")] = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    engine: EngineOption = Engine.auto,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: a record a reply.")] = False,
@@ -47,17 +49,28 @@ def chat(
     output. Without options a reply is drawn as llama.cpp draws it, with a repeat penalty of 1.1,
     because small models repeat their likeliest words; --temperature 0 takes the likeliest.
     """
-    path = downloaded(path)
-    open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
+    stop_ids: set[int] | None = None
+    with open_with(path, config, allow_unknown) as checkpoint:  # what is damaged is reported before torch is imported
+        path = checkpoint.path
+        native = takes_native(checkpoint, "chat", engine, activations=activations, backend=backend, device=device)
+        if native:
+            from ..generation.native_model import native_model
+            from ..generation.native_tokenizer import templated_tokenizer
+
+            tokenizer, stop_ids = templated_tokenizer(checkpoint)
+            model: Any = native_model(checkpoint, activations)
     from ..generation.chat import Chat
     from ..generation.single import Sampling
     from ..generation.templates import template_named
-    from ..transformers import load_model
 
     sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
-    model, tokenizer = load_model(
-        path, activations=activations, backend=backend, device=device, config=config_of(config), allow_unknown=allow_unknown or ()
-    )
+    if not native:
+        from ..transformers import load_model
+
+        model, tokenizer = load_model(
+            path, activations=activations, backend=backend, device=device, config=config_of(config),
+            allow_unknown=allow_unknown or (),
+        )  # fmt: skip
     if tokenizer is None:
         raise UnsupportedError(f"[chat] {path} has no tokenizer; put its tokenizer.json beside the weights")
     if chat_template is None and not getattr(tokenizer, "chat_template", None):
@@ -65,7 +78,10 @@ def chat(
         chat_template = "chatml"
     template, ends = (None, ()) if chat_template is None else template_named(chat_template)
     stops = (*(stop or ()), *ends)
-    talk = Chat(model, tokenizer, system=system, max_tokens=max_tokens, sampling=sampling, template=template, stop=stops)
+    talk = Chat(
+        model, tokenizer, system=system, max_tokens=max_tokens, sampling=sampling, template=template, stop=stops,
+        stop_ids=stop_ids,
+    )  # fmt: skip
     if sys.stdin.isatty():
         print("/help lists commands", file=sys.stderr)
     while (message := _message()) is not None:

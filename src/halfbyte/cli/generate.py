@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ..errors import UnsupportedError
 from .drawing import MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
+from .engine import Engine, EngineOption, takes_native
 from .opening import AllowUnknown, ConfigOption, config_of, open_with
 from .terminal import human_bytes, human_count, print_json, printable
-
-if TYPE_CHECKING:
-    from ..checkpoints import Checkpoint
-
-
-class Engine(str, Enum):
-    """What computes the model."""
-
-    auto = "auto"
-    native = "native"
-    transformers = "transformers"
 
 
 def generate(
@@ -44,12 +33,7 @@ def generate(
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`; without it the best that serves.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
-    engine: Annotated[
-        Engine,
-        typer.Option(
-            help="native: without torch, for GGUF models of common architectures; transformers: any; auto: native if it can."
-        ),
-    ] = Engine.auto,
+    engine: EngineOption = Engine.auto,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: every piece as it comes, then the summary.")] = False,
@@ -69,17 +53,23 @@ def generate(
         if len(texts) > 1 and stop:
             raise UnsupportedError("[generate] --stop with several prompts; give one prompt a run")
         start = time.perf_counter()
-        loaded = None
-        if engine is not Engine.transformers:
-            loaded = _native(checkpoint, texts, activations, backend, device, dtype, engine)
+        native = takes_native(
+            checkpoint, "generate", engine,
+            activations=activations, backend=backend, device=device, dtype=dtype, prompts=len(texts),
+        )  # fmt: skip
+        if native:
+            from ..generation.native_model import native_model
+            from ..generation.native_tokenizer import NativeTokenizer
+
+            # The tokenizer first: what is in memory only while it is made is as large as a small model.
+            tokenizer: Any = NativeTokenizer(checkpoint)
+            model: Any = native_model(checkpoint, activations)
+            size: Any = model
     from ..generation.single import Generation, Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
-    facts = {"path": str(path), "activations": activations, "engine": "transformers" if loaded is None else "native"}
-    if loaded is not None:
-        model, tokenizer = loaded
-        size: Any = model
-    else:
+    facts = {"path": str(path), "activations": activations, "engine": "native" if native else "transformers"}
+    if not native:
         from ..transformers import import_model_code, load_model, model_size
 
         import_model_code(path, config_of(config))
@@ -112,33 +102,6 @@ def generate(
         print(flush=True)
         print(printable(sentence(record)), file=sys.stderr)
     return 0
-
-
-def _native(
-    checkpoint: Checkpoint,
-    texts: list[str],
-    activations: str,
-    backend: str | None,
-    device: str,
-    dtype: str | None,
-    engine: Engine,
-) -> tuple[Any, Any] | None:
-    """(model, tokenizer) that need no torch; None where transformers computes the model.
-    UnsupportedError, with the reason, where `--engine native` asks for what it cannot do.
-    """
-    options = {"--backend": backend in (None, "cpu"), "--device": device == "cpu", "--dtype": dtype in (None, "float32")}
-    refused = next((name for name, fits in options.items() if not fits), "several prompts" if len(texts) > 1 else "")
-    why = f"{refused} as given" if refused else ""
-    if not why:
-        from ..generation.native_model import built
-        from ..generation.native_tokenizer import NativeTokenizer
-
-        model, why = built(checkpoint, activations)
-        if model is not None:
-            return model, NativeTokenizer(checkpoint)  # type: ignore[arg-type] # built() takes GGUF files alone
-    if engine is Engine.native:
-        raise UnsupportedError(f"[generate] --engine native: {why}; --engine transformers can")
-    return None
 
 
 def _several(batch: Any, texts: list[str], facts: dict[str, str], size: Any, ready_s: float, json: bool) -> None:

@@ -96,7 +96,8 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
     from rich.console import Console
 
     terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
-    available = Console(file=sys.stdout).width if terminal else UNLIMITED
+    # A terminal that does not know its size says 0 columns.
+    available = max(Console(file=sys.stdout).width or 80, NARROWEST) if terminal else UNLIMITED
     cells = [[printable(c) for c in row] for row in rows]
     content = [max((len(row[i]) for row in cells), default=0) for i in range(len(columns))]
     shown, widths = fitted(columns, content, available)

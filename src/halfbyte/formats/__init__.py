@@ -89,9 +89,10 @@ def format_named(text: str | Format, group_size: int | None = None, **options: A
         if group_size not in (None, given):
             raise FormatError(f"[format] {text!r} with group_size={group_size!r}; give one of the two")
         group_size = given
+    folded = name.casefold()  # ggml writes q4_K, users also q4_k
     for family in FAMILIES.values():
         for known in family.codecs:
-            if known.casefold() == name.casefold():  # ggml writes q4_K, users also q4_k
+            if known is name or known.casefold() == folded:
                 return family.format(known, group_size, **options)
     near = difflib.get_close_matches(name, codec_names(), n=3)
     known_names = f"nearest: {', '.join(near)}" if near else f"there are {', '.join(codec_names())}"

@@ -25,6 +25,7 @@ class Chat:
     max_tokens  of each reply
     template    a Jinja template in place of the tokenizer's own
     stop        texts that end a reply
+    stop_ids    tokens that end it; None for what model and tokenizer say
 
     last  the `Generation` of the latest reply, with its statistics
     Raises UnsupportedError for a tokenizer without a chat template, and where a template does not
@@ -33,9 +34,9 @@ class Chat:
 
     def __init__(
         self, model: Any, tokenizer: Any, *, system: str = "", max_tokens: int = 512, sampling: Sampling | None = None,
-        template: str | None = None, stop: Sequence[str] = (),
+        template: str | None = None, stop: Sequence[str] = (), stop_ids: set[int] | None = None,
     ) -> None:  # fmt: skip
-        self.template, self.stop = template, tuple(stop)
+        self.template, self.stop, self.stop_ids = template, tuple(stop), stop_ids
         if not template and not getattr(tokenizer, "chat_template", None):
             raise UnsupportedError(
                 "[chat] the tokenizer has no chat template: the model was not made for conversation, or the template was left "
@@ -57,8 +58,9 @@ class Chat:
         """
         self.messages.append({"role": "user", "content": text})
         self.last = Generation(
-            self.model, self.tokenizer, self.prompt(), max_tokens=self.max_tokens, sampling=self.sampling, stop=self.stop
-        )
+            self.model, self.tokenizer, self.prompt(), max_tokens=self.max_tokens, sampling=self.sampling, stop=self.stop,
+            stop_ids=self.stop_ids,
+        )  # fmt: skip
         pieces: list[str] = []
         try:
             for piece in self.last:

@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends import Prepared
+from ..backends import Call, Prepared
 from ..backends.cpu import activations_named, aligned_empty, native
+from ..backends.cpu.pack import PANEL_ROWS, fits_panels, pack_pieces
 from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
-from ..errors import CheckpointError, HalfbyteError, UnsupportedError
+from ..errors import BackendError, CheckpointError, UnsupportedError
 from ..gguf_models.names import ROTATION_FACTORS
 from ..gguf_models.view import ModelView
-from ..ops import embedding, linear, prepare
-from ..tensor.qtensor import QTensor
+from ..ops import choose, embedding, linear
 from .decoder_layer import DecoderLayer, Norm, Product, append_layer, append_norm
 from .rotary import Rotation, rotation_of
 
@@ -311,74 +311,94 @@ def _attention(q: F32, cache: _Cache, scaling: float) -> F32:
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)
     mixed = (scores.reshape(len(keys), -1, length) @ values).reshape(heads, count, d)
-    return np.ascontiguousarray(mixed.transpose(1, 0, 2)).reshape(count, heads * d)
+    return np.asarray(mixed.transpose(1, 0, 2), np.float32).reshape(count, heads * d)
 
 
 # ----------------------------------------------------------------------------------------------
 # from a checkpoint
 
 
-class _OtherModelError(HalfbyteError):
-    """The model is none that is computed here; the message says why."""
-
-
 def native_model(checkpoint: Checkpoint, activations: str = "exact") -> NativeModel:
     """The model of a GGUF file.
 
-    Raises UnsupportedError where transformers is needed: another architecture, an option or a
-    tensor that is not computed here, a dense matrix, no native core.
+    Raises UnsupportedError where transformers is needed (`why_not_native`), CheckpointError for a
+    damaged or incomplete file.
     """
-    model, why = built(checkpoint, activations)
-    if model is None:
-        raise UnsupportedError(f"[generate] {checkpoint.path}: {why}")
-    return model
+    return _Reader(checkpoint, activations).model()
 
 
-def built(checkpoint: Checkpoint, activations: str = "exact") -> tuple[NativeModel | None, str]:
-    """(the model, ""), or None and why transformers is needed.
+def why_not_native(checkpoint: Checkpoint, activations: str = "exact") -> str:
+    """Why transformers is needed, by the file's header: another architecture, an option or a tensor
+    that is not computed here, a dense matrix, no native core. "" where it is not.
 
     Raises CheckpointError for a damaged or incomplete file.
     """
     try:
-        return _Builder(checkpoint, activations).model(), ""
-    except (_OtherModelError, UnsupportedError) as error:
-        return None, str(error)
+        _Reader(checkpoint, activations)
+    except UnsupportedError as error:
+        return str(error).partition("] ")[2].removeprefix(f"{checkpoint.path}: ")
+    return ""
 
 
-class _Builder:
-    """Reads a checkpoint into a `NativeModel`."""
+class _Reader:
+    """Reads a checkpoint into a `NativeModel`. Raises UnsupportedError for what is not computed."""
 
     def __init__(self, checkpoint: Checkpoint, activations: str) -> None:
+        self.path, self.activations = checkpoint.path, activations
         if not isinstance(checkpoint, GGUFCheckpoint):
-            raise _OtherModelError(f"a {checkpoint.format} checkpoint; GGUF files are computed without transformers")
-        self.view, self.activations = ModelView(checkpoint), activations
-        self.config = self.view.config
-        if self.config["model_type"] not in GATED:
-            raise _OtherModelError(f"{self.config['model_type']} is computed by transformers; here: {', '.join(GATED)}")
+            raise self.other(f"a {checkpoint.format} checkpoint is computed by transformers; GGUF files can be without")
+        self.view = ModelView(checkpoint)
+        self.config = config = self.view.config
+        if config["model_type"] not in GATED:
+            raise self.other(f"{config['model_type']} is computed by transformers; without it: {', '.join(GATED)}")
         for option in UNSUPPORTED_OPTIONS:
-            if self.config.get(option):
-                raise _OtherModelError(f"{option} is computed by transformers alone")
-        self.gemma = self.config["model_type"] == "gemma3_text"
-        self.divisors = None
-        if ROTATION_FACTORS in checkpoint:
-            self.divisors = np.asarray(checkpoint[ROTATION_FACTORS], np.float32)
-        self.used: set[str] = set()
-        self.nbytes = self.count = 0
+            if config.get(option):
+                raise self.other(f"{option} is computed by transformers")
+        checkpoint.check("generate")
+        self.gemma = config["model_type"] == "gemma3_text"
+        name = config.get("hidden_act") or config.get("hidden_activation") or ("gelu_pytorch_tanh" if self.gemma else "silu")
+        if name not in ACTIVATIONS:
+            raise self.other(f"the gate {name} is computed by transformers")
+        self.gate_function = ACTIVATIONS[name]
+        self.divisors = np.asarray(checkpoint[ROTATION_FACTORS], np.float32) if ROTATION_FACTORS in checkpoint else None
+        self.rotations = self.ropes()
+        self.kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+        self.check_names()
+        self.nbytes = self.weights = 0
+
+    def other(self, why: str) -> UnsupportedError:
+        return UnsupportedError(f"[generate] {self.path}: {why}")
+
+    def check_names(self) -> None:
+        """Every matrix is packed in a format that the core multiplies, and nothing else is there."""
+        layers = [f"model.layers.{i}." for i in range(len(self.kinds))]
+        packed = ["model.embed_tokens", *([] if self.config["tie_word_embeddings"] else ["lm_head"])]
+        packed += [layer + module for layer in layers for module in PROJECTIONS.values()]
+        for key in packed:
+            info = self.view.info(key) if key in self.view else None
+            if info is None or info.format is None or len(info.shape) != 2:
+                raise self.other(f"{key} is not packed")
+            try:
+                backend = choose(Call("linear", info.format, activations=self.activations), "cpu").name
+            except BackendError:
+                backend = ""
+            if backend != "cpu":
+                raise self.other(f"{key} is {info.format}, which the native core does not multiply")
+        norms = (GEMMA_NORMS if self.gemma else NORMS) | HEAD_NORMS
+        known = {*packed, "model.norm.weight", *(f"{key}.bias" for key in packed)}
+        known |= {f"{layer}{module}.weight" for layer in layers for module in norms.values()}
+        if left := [key for key in self.view.keys() if key not in known]:  # noqa: SIM118 a checkpoint's keys are in file order
+            raise self.other(f"{left[0]} is a tensor that transformers computes with")
 
     def model(self) -> NativeModel:
+        """Reads the weights."""
         config = self.config
         table = self.packed("model.embed_tokens")
         head = table if config["tie_word_embeddings"] else self.packed("lm_head")
-        kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
-        ropes = self.ropes()
-        layers = tuple(self.layer(i, kind, list(ropes)) for i, kind in enumerate(kinds))
-        norm = self.norm("model.norm")
-        if left := [key for key in self.view.keys() if key not in self.used]:  # noqa: SIM118 a mapping of many tensors
-            raise _OtherModelError(f"{left[0]} is a tensor that is not computed here")
+        layers = tuple(self.layer(i, kind) for i, kind in enumerate(self.kinds))
         return NativeModel(
-            config["max_position_embeddings"], table,
-            math.sqrt(config["hidden_size"]) if self.gemma else 1.0, layers, norm, head, tuple(ropes.values()),
-            self.activations, self.nbytes, self.count,
+            config["max_position_embeddings"], table, math.sqrt(config["hidden_size"]) if self.gemma else 1.0, layers,
+            self.norm("model.norm"), head, tuple(self.rotations.values()), self.activations, self.nbytes, self.weights,
         )  # fmt: skip
 
     def ropes(self) -> dict[str, Rotation]:
@@ -391,47 +411,45 @@ class _Builder:
     def rotation(self, rope: Mapping[str, Any], head_dim: int) -> Rotation:
         found = rotation_of(rope, head_dim, self.config["max_position_embeddings"], self.divisors)
         if found is None:
-            raise _OtherModelError(f"rotation {rope.get('rope_type')!r} is computed by transformers alone")
+            raise self.other(f"the rotation {rope.get('rope_type')!r} is computed by transformers")
         return found
 
-    def layer(self, index: int, kind: str, ropes: list[str]) -> Layer:
+    def layer(self, index: int, kind: str) -> Layer:
         config, path = self.config, f"model.layers.{index}."
         weights = {name: (self.packed(path + module), self.bias(path + module)) for name, module in PROJECTIONS.items()}
         norms = {name: self.norm(path + module) for name, module in (GEMMA_NORMS if self.gemma else NORMS).items()}
         norms |= {name: self.norm(path + module) for name, module in HEAD_NORMS.items() if f"{path}{module}.weight" in self.view}
         mode = activations_named(self.activations)
-        products = {part: Product(weight.data.native, weight.shape[0], bias, mode) for part, (weight, bias) in weights.items()}
-        d = config["head_dim"]
-        name = config.get("hidden_act") or config.get("hidden_activation") or ("gelu_pytorch_tanh" if self.gemma else "silu")
-        function = ACTIVATIONS.get(name)
-        if function is None:
-            raise _OtherModelError(f"the gate {name} is computed by transformers alone")
+        products = {name: Product(weight.data.native, weight.shape[0], bias, mode) for name, (weight, bias) in weights.items()}
+        ropes, d = list(self.rotations), config["head_dim"]
         parts = DecoderLayer(
-            **products, **{name: norms.get(name) for name in ("before", "before_mlp", "after", "after_mlp", "q_norm", "k_norm")},
-            head_dim=d, scaling=(config["query_pre_attn_scalar"] if self.gemma else d) ** -0.5, gate_function=function,
-            rotation=ropes.index(kind) if kind in ropes else 0,
+            q=products["q"], k=products["k"], v=products["v"], o=products["o"],
+            gate=products["gate"], up=products["up"], down=products["down"],
+            before=norms["before"], before_mlp=norms["before_mlp"], after=norms.get("after"), after_mlp=norms.get("after_mlp"),
+            q_norm=norms.get("q_norm"), k_norm=norms.get("k_norm"),
+            head_dim=d, scaling=(config["query_pre_attn_scalar"] if self.gemma else d) ** -0.5,
+            gate_function=self.gate_function, rotation=ropes.index(kind) if kind in ropes else 0,
         )  # fmt: skip
         window = config.get("sliding_window") if kind == "sliding_attention" or config["model_type"] == "mistral" else None
         return Layer(parts, weights, window)
 
     def packed(self, key: str) -> Prepared:
-        if key not in self.view or not self.view.info(key).quantized:
-            raise _OtherModelError(f"{key} is not packed")
-        weight = self.view[key]
-        assert isinstance(weight, QTensor)
-        found = prepare(weight, activations=self.activations)
-        if found.backend != "cpu":
-            raise _OtherModelError(f"{key} is {weight.format}, which the native core does not multiply")
-        self.used.add(key)
-        self.nbytes, self.count = self.nbytes + found.nbytes, self.count + math.prod(found.shape)
-        return found
+        """The matrix in the core's order, read a piece at a time: a table of tokens is most of a
+        small model.
+        """
+        info = self.view.info(key)
+        assert info.format is not None  # check_names
+        shape = (info.shape[0], info.shape[1])
+        multiple = PANEL_ROWS if fits_panels(info.format) else shape[0]
+        weight = pack_pieces(info.format, shape, self.view.row_pieces(key, multiple))
+        self.nbytes, self.weights = self.nbytes + weight.nbytes, self.weights + math.prod(shape)
+        return Prepared("cpu", info.format, shape, weight, weight.nbytes)
 
     def dense(self, key: str) -> F32:
         if key not in self.view or self.view.info(key).quantized:
-            raise CheckpointError(f"[generate] {self.view.path}: tensor {key!r} is missing, or quantized")
-        self.used.add(key)
+            raise CheckpointError(f"[generate] {self.path}: tensor {key!r} is missing, or quantized")
         array = np.ascontiguousarray(np.asarray(self.view[key]).astype(np.float32))
-        self.nbytes, self.count = self.nbytes + array.nbytes, self.count + array.size
+        self.nbytes, self.weights = self.nbytes + array.nbytes, self.weights + array.size
         return array
 
     def norm(self, module: str) -> Norm:

@@ -1,14 +1,20 @@
-"""A GGUF file's tokenizer without transformers: what `Generation` asks of one."""
+"""A GGUF file's tokenizer without torch.
+
+NativeTokenizer      what `Generation` needs, by the tokenizers library alone
+templated_tokenizer  transformers' own, for its chat templates; it imports no torch
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..errors import UnsupportedError
 
-NEEDED = "tokenizers is not installed, and text needs it; pip install 'halfbyte[generate]'"
+NEEDED = "text needs the tokenizers library; pip install 'halfbyte[generate]'"
+NEEDED_TO_CHAT = "chat templates need transformers and jinja2; pip install 'halfbyte[chat]'"
 
 
 class NativeTokenizer:
@@ -19,13 +25,15 @@ class NativeTokenizer:
     eos_token_id       the token that ends a text, None where the file names none
     """
 
-    def __init__(self, checkpoint: GGUFCheckpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        assert isinstance(checkpoint, GGUFCheckpoint)  # as `native_model` asks for
         try:
-            from ..gguf_models.tokenizer import described, end_of_turn_ids
+            from ..gguf_models.tokenizer import described, end_of_turn_ids, tokens_of
         except ModuleNotFoundError as error:
             raise UnsupportedError(f"[generate] {NEEDED}") from error
-        self.backend_tokenizer, settings = described(checkpoint)
-        self.end_ids = end_of_turn_ids(checkpoint.metadata)
+        tokens = tokens_of(checkpoint.metadata)
+        self.backend_tokenizer, settings = described(checkpoint, tokens)
+        self.end_ids = end_of_turn_ids(checkpoint.metadata, tokens)
         eos = settings.get("eos_token")
         self.eos_token_id: int | None = None if eos is None else self.backend_tokenizer.token_to_id(eos)
 
@@ -37,3 +45,18 @@ class NativeTokenizer:
         """The text of these tokens."""
         text: str = self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
+
+
+def templated_tokenizer(checkpoint: Checkpoint) -> tuple[Any, set[int]]:
+    """(transformers' tokenizer of the file, the tokens that end a reply)."""
+    try:
+        import jinja2  # noqa: F401 what transformers renders with, imported by it when a template is
+
+        import transformers  # noqa: F401
+
+        from ..gguf_models.tokenizer import end_of_turn_ids, tokenizer_of, tokens_of
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(f"[chat] {NEEDED_TO_CHAT}") from error
+    assert isinstance(checkpoint, GGUFCheckpoint)
+    tokens = tokens_of(checkpoint.metadata)
+    return tokenizer_of(checkpoint, tokens), set(end_of_turn_ids(checkpoint.metadata, tokens))

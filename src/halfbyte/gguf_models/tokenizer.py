@@ -27,6 +27,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
@@ -60,8 +61,20 @@ END_OF_TURN = frozenset(
 """Tokens that end a reply in some vocabulary, control tokens whatever type the file gives them."""
 
 
-def tokenizer_of(checkpoint: GGUFCheckpoint) -> Any:
+def tokens_of(metadata: Metadata) -> list[str]:
+    """The texts of the tokens. They are decoded at every access: callers pass them on.
+    CheckpointError where the file has none.
+    """
+    tokens: list[str] = metadata.typed("tokenizer.ggml.tokens", "array[string]")
+    if not tokens:
+        raise CheckpointError("[tokenizer] tokenizer.ggml.tokens is missing or empty")
+    return tokens
+
+
+def tokenizer_of(checkpoint: GGUFCheckpoint, tokens: list[str] | None = None) -> Any:
     """transformers' tokenizer of a GGUF file, with its special tokens and chat template.
+
+    tokens  `tokens_of` the file, where the caller has them
 
     A vocabulary of a kind that is not read is taken from a `tokenizer.json` beside the file, where
     there is one. Raises UnsupportedError, naming what is read, for such a vocabulary without one;
@@ -69,20 +82,20 @@ def tokenizer_of(checkpoint: GGUFCheckpoint) -> Any:
     """
     from transformers import PreTrainedTokenizerFast
 
-    backend, settings = described(checkpoint)
+    backend, settings = described(checkpoint, tokens)
     tokenizer = PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
     tokenizer._tokenizer = backend  # given as an argument, it would be copied: hundreds of megabytes for a large vocabulary
     tokenizer.__init__(chat_template=checkpoint.metadata.typed("tokenizer.chat_template", "string"), **settings)
     return tokenizer
 
 
-def described(checkpoint: GGUFCheckpoint) -> tuple[Tokenizer, dict[str, Any]]:
+def described(checkpoint: GGUFCheckpoint, tokens: list[str] | None = None) -> tuple[Tokenizer, dict[str, Any]]:
     """The `tokenizers.Tokenizer` of a GGUF file and transformers' settings of it: special tokens,
     what is added at the ends. Raises as `tokenizer_of` does.
     """
     metadata = checkpoint.metadata
     try:
-        backend = backend_of(metadata)
+        backend = backend_of(metadata, tokens)
     except UnsupportedError:
         beside = checkpoint.path.parent / "tokenizer.json"
         if not beside.is_file():
@@ -124,11 +137,11 @@ def adds_eos(metadata: Metadata) -> bool:
     return kind == "bert" or bool(metadata.typed("tokenizer.ggml.add_eos_token", "bool", kind == "t5"))
 
 
-def end_of_turn_ids(metadata: Metadata) -> list[int]:
+def end_of_turn_ids(metadata: Metadata, tokens: Sequence[str] | None = None) -> list[int]:
     """Ids of the tokens that end a reply: the eos and eot tokens that the file names, and those
     known by their text.
     """
-    tokens = metadata.typed("tokenizer.ggml.tokens", "array[string]", ())
+    tokens = metadata.typed("tokenizer.ggml.tokens", "array[string]", ()) if tokens is None else tokens
     ids = {i for i, token in enumerate(tokens) if token in END_OF_TURN}
     if {"<|return|>", "<|call|>"} <= {tokens[i] for i in ids}:
         ids -= {i for i in ids if tokens[i] == "<|end|>"}  # gpt-oss ends a part of its reply with it
@@ -139,15 +152,13 @@ def end_of_turn_ids(metadata: Metadata) -> list[int]:
     return sorted(ids)
 
 
-def backend_of(metadata: Metadata) -> Tokenizer:
-    """The `tokenizers.Tokenizer` of a GGUF header."""
+def backend_of(metadata: Metadata, tokens: list[str] | None = None) -> Tokenizer:
+    """The `tokenizers.Tokenizer` of a GGUF header; `tokens` as for `tokenizer_of`."""
     kind = metadata.typed("tokenizer.ggml.model", "string")
     if kind not in _KINDS:
         why = f" ({UNREAD_VOCABULARIES[kind]})" if kind in UNREAD_VOCABULARIES else ""
         raise UnsupportedError(f"[tokenizer] tokenizer.ggml.model is {kind!r}{why}; read: {', '.join(map(repr, _KINDS))}")
-    tokens = metadata.typed("tokenizer.ggml.tokens", "array[string]")
-    if not tokens:
-        raise CheckpointError("[tokenizer] tokenizer.ggml.tokens is missing or empty")
+    tokens = tokens_of(metadata) if tokens is None else tokens
     types = metadata.typed("tokenizer.ggml.token_type", "array[int32]", ())
     if len(types) not in (0, len(tokens)):
         raise CheckpointError(f"[tokenizer] {len(tokens)} tokens and {len(types)} token types")
@@ -161,7 +172,7 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) 
     gemma = metadata.typed("general.architecture", "string", "") in _GEMMA
     if gemma:
         # Gemma's files spell its runs of spaces as spaces.
-        tokens = [SPACE * len(t) if t and not t.strip(" ") else t for t in tokens]
+        tokens = [SPACE * len(t) if t[:1] == " " and not t.strip(" ") else t for t in tokens]
         rank: Mapping[str, float] = {t: i for i, t in enumerate(tokens)}
     else:
         rank = dict(zip(tokens, [-score for score in _scores(metadata, tokens)], strict=True))
@@ -381,13 +392,14 @@ def _add_whole_tokens(backend: Tokenizer, metadata: Metadata, tokens: list[str],
     strips = "phi-3" in name or "phi3" in name
     kept = ("<unk>", "<s>", "<|endoftext|>")
     special, plain = [], []
-    for token, kind in zip(tokens, types, strict=False):
-        if not token or backend.token_to_id(token) is None:
+    for token, kind in zip(tokens, np.asarray(types).tolist(), strict=False):
+        alone = kind in (_CONTROL, _UNKNOWN) or token in END_OF_TURN
+        if not token or not (alone or kind == _USER_DEFINED) or backend.token_to_id(token) is None:
             continue
         rstrip = strips and token not in kept
-        if kind in (_CONTROL, _UNKNOWN) or token in END_OF_TURN:
+        if alone:
             special.append(AddedToken(token, normalized=False, special=True, rstrip=rstrip))
-        elif kind == _USER_DEFINED:
+        else:
             plain.append(AddedToken(token, normalized=False, special=False, rstrip=rstrip))
     backend.add_special_tokens(special)
     backend.add_tokens(plain)

@@ -11,7 +11,7 @@ read one expert at a time, under the names of the hub's checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -173,6 +173,19 @@ class ModelView(View):
         if len(keys) > 1:
             return self._alternating(key, keys)
         return self.arranged(key, self.source[keys[0]])
+
+    def row_pieces(self, key: str, multiple: int) -> Iterator[QTensor]:
+        """A packed matrix in consecutive pieces of its rows (`GGUFCheckpoint.row_pieces`), or whole
+        where the view has them in another order.
+        """
+        keys, t = self.source_keys(key), self._tensors[key]
+        rows = self.info(key).shape[0]
+        if len(keys) == 1 and row_order(self.architecture, t.stem, rows, self.heads, self.head_dim) is None:
+            yield from self.source.row_pieces(keys[0], multiple)
+            return
+        weight = self[key]
+        assert isinstance(weight, QTensor)
+        yield weight
 
     def arranged(self, key: str, weight: QTensor | NDArray[Any]) -> QTensor | NDArray[Any]:
         """A tensor of the file as the view has it under `key`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,15 +42,18 @@ def model_of_gguf(
     device: str,
     activations: str = "exact",
     backend: str | None = None,
+    tokens: Sequence[str] | None = None,
 ) -> Any:
     """The model of a GGUF file and its configuration, its weights packed; the others as for
     `load_model`.
+
+    tokens  the texts of its tokens, where the caller has them
     """
     architecture = architecture_of(checkpoint)
     given = architecture.parameters(Keys(checkpoint), config.to_dict())
     model = empty_model(config, default_dtype(dtype, device, config), given.__contains__, architecture.task)
     fill(model, checkpoint, architecture, activations, backend, device)
-    ends = end_of_turn_ids(checkpoint.metadata)
+    ends = end_of_turn_ids(checkpoint.metadata, tokens)
     if ends and getattr(model, "generation_config", None) is not None:
         model.generation_config.eos_token_id = ends
     return model

@@ -27,7 +27,7 @@ from ..checkpoints.hub import local_copy
 from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ..errors import BackendError, FormatError
 from ..gguf_models.config import config_of
-from ..gguf_models.tokenizer import tokenizer_of
+from ..gguf_models.tokenizer import tokenizer_of, tokens_of
 from ..torch.modules import batch_invariant, packed_modules
 from .build import config_of_gguf, default_dtype, empty_model, model_of_gguf
 from .config import add_generation_settings, config_of_folder, tokenizer_of_folder
@@ -88,8 +88,10 @@ def load_model(
         meta = checkpoint.config["quantization_config"]["meta"] if has_split_gate_up(checkpoint.config) else None
         if isinstance(checkpoint, GGUFCheckpoint):
             model_settings = config_of_gguf(checkpoint)
-            tokenizer = tokenizer_of(checkpoint)
-            model = model_of_gguf(checkpoint, model_settings, wanted, where, activations, backend)
+            tokens = tokens_of(checkpoint.metadata)
+            tokenizer = tokenizer_of(checkpoint, tokens)
+            model = model_of_gguf(checkpoint, model_settings, wanted, where, activations, backend, tokens)
+            del tokens
         else:
             model_settings = config_of_folder(checkpoint)
             checkpoint.check("load_model")

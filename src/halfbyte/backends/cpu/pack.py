@@ -10,9 +10,10 @@ scales) stay in canonical order and are decoded row by row.
 from __future__ import annotations
 
 import functools
+import math
 import mmap
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -54,16 +55,12 @@ class PackedWeight:
 
     __slots__ = ("arrays", "fields", "linear", "native", "nbytes")
 
-    def __init__(
-        self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], codes: NDArray[np.uint8] | None = None
-    ) -> None:
+    def __init__(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         from ... import _native
 
         self.fields = dict(fields)
         self.arrays = {name: _aligned(a) for name, a in arrays.items()}
         native = native_fields(self.fields, self.arrays)
-        if codes is not None:
-            _native.pack(native, codes)
         for name, a in self.arrays.items():
             if a.flags.writeable:
                 self.arrays[name] = a = a.view()
@@ -219,17 +216,23 @@ def kernel_order(fmt: Format, k: int, index: NDArray[np.int32] | None) -> tuple[
     return groups, padded, segment, gather.reshape(-1)
 
 
-def to_lanes(a: NDArray[Any]) -> NDArray[Any]:
-    """[n, G] -> [panels, G, 16], missing rows zero."""
+def to_lanes(a: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
+    """[n, G] -> [panels, G, 16], missing rows zero; into `out` where it is given."""
     n, groups = a.shape
     panels = -(-n // PANEL_ROWS)
-    out = aligned_empty(panels * groups * PANEL_ROWS * a.dtype.itemsize).view(a.dtype).reshape(panels, groups, PANEL_ROWS)
+    if out is None:
+        out = _empty_lanes(n, groups, a.dtype)
     full = n // PANEL_ROWS
     out[:full] = a[: full * PANEL_ROWS].reshape(full, PANEL_ROWS, groups).transpose(0, 2, 1)
     if full < panels:
         out[full] = 0
         out[full, :, : n - full * PANEL_ROWS] = a[full * PANEL_ROWS :].T
     return out
+
+
+def _empty_lanes(n: int, groups: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    shape = (-(-n // PANEL_ROWS), groups, PANEL_ROWS)
+    return aligned_empty(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
 
 def from_lanes(a: NDArray[Any], n: int) -> NDArray[Any]:
@@ -245,7 +248,18 @@ def _plain(a: NDArray[Any]) -> NDArray[Any]:
 
 def pack_weight(w: QTensor) -> PackedWeight:
     """One (n, k) QTensor in the kernels' order."""
-    fmt, (n, k) = w.format, w.shape
+    return pack_pieces(w.format, (w.shape[0], w.shape[1]), iter([w]))
+
+
+def pack_pieces(fmt: Format, shape: tuple[int, int], pieces: Iterator[QTensor]) -> PackedWeight:
+    """A weight (n, k) from consecutive pieces of its rows, so that a large one need not be in memory
+    twice.
+
+    Every piece but the last has a multiple of `PANEL_ROWS` rows. A format that does not fit panels
+    comes in one piece.
+    """
+    n, k = shape
+    w = next(pieces)
     fields: dict[str, Any] = {
         "n": n, "k": k, "bits": fmt.bits, "scale": _SCALE[fmt.scale], "divisor": fmt.divisor, "inverse": fmt.inverse,
         "global_op": fmt.global_op or "none", "group_size": max(k if fmt.group_size == -1 else fmt.group_size, 1),
@@ -260,6 +274,7 @@ def pack_weight(w: QTensor) -> PackedWeight:
     if index is not None:
         arrays["group_index"] = np.ascontiguousarray(index, np.int32)
     if not fits_panels(fmt):
+        assert w.shape == shape
         return _canonical_weight(w, fields, arrays)
 
     groups, padded, segment, gather = kernel_order(fmt, k, index)
@@ -268,6 +283,31 @@ def pack_weight(w: QTensor) -> PackedWeight:
     fields |= {"panel_order": True, "groups": groups, "group": padded, "seg": segment}
     if fields.get("integral"):
         fields["span"] = activation_span(fmt, segment)
+    panel = PANEL_ROWS * (-(-groups * padded // CHUNK) * CHUNK)  # inputs
+    planes = {f"plane{bits}": panel * bits // 8 for bits in ([8] if fmt.bits == 8 else [b for b in (4, 2, 1) if fmt.bits & b])}
+    rows: dict[str, NDArray[Any]] = {name: aligned_empty(-(-n // PANEL_ROWS) * nbytes) for name, nbytes in planes.items()}
+    at = 0
+    while True:
+        entries = _entries(w)
+        for name, part in entries.items():
+            if name not in rows:
+                rows[name] = _empty_lanes(n, part.shape[1], part.dtype)
+        first, last = at // PANEL_ROWS, -(-(at + w.shape[0]) // PANEL_ROWS)
+        own = {name: rows[name][first * nbytes : last * nbytes] for name, nbytes in planes.items()}
+        for plane in own.values():
+            plane[:] = 0
+        own |= {name: to_lanes(part, rows[name][first:last]) for name, part in entries.items()}
+        _pack_codes(fields | {"n": w.shape[0]}, arrays | own, np.ascontiguousarray(w.parts["codes"]))
+        at += w.shape[0]
+        if at >= n:
+            return PackedWeight(fields, arrays | rows)
+        w = next(pieces)
+
+
+def _entries(w: QTensor) -> dict[str, NDArray[Any]]:
+    """Parts with an entry a group, [rows, G]."""
+    fmt, n = w.format, w.shape[0]
+    out = {}
     for name in _ENTRIES:
         if name in w.parts:
             part = _plain(w.parts[name])
@@ -275,12 +315,15 @@ def pack_weight(w: QTensor) -> PackedWeight:
                 first, total = w.window or (0, n)
                 rows = total if fmt.group_rows == -1 else fmt.group_rows
                 part = part[(first + np.arange(n)) // max(rows, 1)]
-            arrays[name] = to_lanes(part)
-    inputs = -(-n // PANEL_ROWS) * PANEL_ROWS * (-(-groups * padded // CHUNK) * CHUNK)
-    for bits in [8] if fmt.bits == 8 else [b for b in (4, 2, 1) if fmt.bits & b]:
-        arrays[f"plane{bits}"] = plane = aligned_empty(inputs * bits // 8)
-        plane[:] = 0
-    return PackedWeight(fields, arrays, np.ascontiguousarray(w.parts["codes"]))
+            out[name] = part
+    return out
+
+
+def _pack_codes(fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], codes: NDArray[np.uint8]) -> None:
+    """Canonical codes into the planes of `arrays`."""
+    from ... import _native
+
+    _native.pack(native_fields(fields, arrays), codes)
 
 
 def _canonical_weight(w: QTensor, fields: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> PackedWeight:

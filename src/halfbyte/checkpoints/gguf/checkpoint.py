@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,6 +44,8 @@ GEMMA4_SCALES = (".ffn_gate_inp.scale", ".ffn_down_exps.scale")
 """Gemma 4's own numbers, which belong to no layout: what its router's inputs are multiplied with,
 and each expert's output.
 """
+PIECE_BYTES = 16 << 20
+"""Bytes of a file that `row_pieces` reads at once."""
 PROJECTOR = (
     "is a vision projector (general.architecture clip): the image encoder that belongs to a language model, not the model; open "
     "the model's own .gguf beside it"
@@ -145,13 +147,26 @@ class GGUFCheckpoint(Checkpoint):
 
     def __getitem__(self, key: str) -> QTensor | NDArray[Any]:
         name = self.tensor_name(key)
-        header = self.file.headers[name]
-        if not header.quantized:
+        if not self.file.headers[name].quantized:
             return self.file.dense(name)
-        tensors: dict[str, NDArray[Any]] = {"weight": self.file.rows(name)}
+        return self._unpacked(key, name, self.file.rows(name))
+
+    def row_pieces(self, key: str, multiple: int) -> Iterator[QTensor]:
+        """Consecutive rows of a packed matrix, each piece read when it is asked for: at most
+        `PIECE_BYTES`, and but for the last a multiple of `multiple` rows.
+        """
+        name = self.tensor_name(key)
+        header = self.file.headers[name]
+        n, k = header.shape
+        step = max(multiple, PIECE_BYTES // max(header.type.row_bytes(k), 1) // multiple * multiple)
+        for start in range(0, n, step):
+            yield self._unpacked(key, name, self.file.rows(name, start, min(start + step, n)))
+
+    def _unpacked(self, key: str, name: str, blocks: NDArray[np.uint8]) -> QTensor:
+        tensors: dict[str, NDArray[Any]] = {"weight": blocks}
         if scale := self._scale_name(name):
             tensors["scale"] = self.file.dense(scale)
-        weight = layout_named("gguf").unpack(tensors, {"type": header.type.name}, key)
+        weight = layout_named("gguf").unpack(tensors, {"type": self.file.headers[name].type.name}, key)
         warn_of_overflow(weight, key)
         return weight
 

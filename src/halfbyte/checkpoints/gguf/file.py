@@ -185,15 +185,20 @@ class GGUFFile:
         shard, h = self._header(name)
         return shard.bytes(h.offset, h.nbytes)
 
-    def rows(self, name: str) -> NDArray[np.uint8]:
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[np.uint8]:
         """Blocks of a quantized tensor, uint8 [*lead, n, bytes a row]; a vector is one row. A view,
-        or a copy when big-endian.
+        or a copy when big-endian. With `stop`, rows start to stop of a matrix.
 
         Raises UnsupportedError for a big-endian file with a type whose byte order is not defined.
         """
         shard, h = self._header(name)
         shape = h.shape if len(h.shape) > 1 else (1, *h.shape)
-        blocks = self.raw(name)
+        row_bytes = h.type.row_bytes(shape[-1])
+        if stop is None:
+            blocks = self.raw(name)
+        else:
+            shape = (stop - start, shape[-1])
+            blocks = shard.bytes(h.offset + start * row_bytes, (stop - start) * row_bytes)
         if shard.header.order == ">":
             halves = BIG_ENDIAN_HALVES.get(h.type.name)
             if halves is None:
@@ -204,7 +209,7 @@ class GGUFFile:
             blocks = blocks.reshape(-1, h.type.nbytes).copy()
             for at in halves:
                 blocks[:, [at, at + 1]] = blocks[:, [at + 1, at]]
-        return blocks.reshape(*shape[:-1], h.type.row_bytes(shape[-1]))
+        return blocks.reshape(*shape[:-1], row_bytes)
 
     def dense(self, name: str) -> NDArray[Any]:
         """A tensor of plain numbers in its stored dtype: a read-only view, or a native-order copy

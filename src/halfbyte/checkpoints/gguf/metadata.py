@@ -105,20 +105,24 @@ class Cursor:
             raise self.error(f"{what} is not UTF-8: byte {raw[e.start]:#04x} at {start + e.start}") from None
 
     def strings(self, count: int, what: str) -> list[str]:
-        """`count` strings whose lengths `step_strings` has checked."""
-        start = self.position
-        self.step_strings(count, what)
-        block = self.data[start : self.position]
+        """`count` strings."""
         unpack = struct.Struct(self.order + "Q").unpack_from
-        out, at = [], 0
+        data, at, end, out = self.data, self.position, self.end, []
         try:
             for _ in range(count):
                 begin = at + 8
-                at = begin + unpack(block, at)[0]
-                out.append(str(block[begin:at], "utf-8"))
+                at = begin + unpack(data, at)[0]
+                if at > end:
+                    break
+                out.append(str(data[begin:at], "utf-8"))
         except UnicodeDecodeError:
-            self._text(block[begin:at], start + begin, f"{what}[{len(out)}]")
+            self._text(data[begin:at], begin, f"{what}[{len(out)}]")
             raise
+        except struct.error:
+            at = end + 1
+        if at > end:
+            raise self._past_the_end(what)
+        self.position = at
         return out
 
     def step_strings(self, count: int, what: str) -> None:
@@ -131,8 +135,11 @@ class Cursor:
         except (struct.error, OverflowError):  # past the end, or past what an offset can be
             position = self.end + 1
         if position > self.end:
-            raise self.short(f"the strings of {what} run past the end of the file at {self.size}", self.end + 1)
+            raise self._past_the_end(what)
         self.position = position
+
+    def _past_the_end(self, what: str) -> ShortHeaderError:
+        return self.short(f"the strings of {what} run past the end of the file at {self.size}", self.end + 1)
 
     def step_value(self, kind: int, what: str, depth: int = 0) -> None:
         """Moves past a value, checking its structure."""

@@ -29,7 +29,7 @@ from ...torch.modules import QLinear
 from .kv_cache import SPARE, Growing
 from .rmsnorm import RMSNorm
 
-LAYERS = {
+LAYERS: dict[str, tuple[str, str | None, str, str | None]] = {
     "LlamaDecoderLayer": ("input_layernorm", None, "post_attention_layernorm", None),
     "MistralDecoderLayer": ("input_layernorm", None, "post_attention_layernorm", None),
     "Qwen2DecoderLayer": ("input_layernorm", None, "post_attention_layernorm", None),
@@ -162,21 +162,26 @@ class Step:
 
     def _layer(self, layer: Any, rotation: int) -> DecoderLayer:
         attention, mlp = layer.self_attn, layer.mlp
-        before, after, before_mlp, after_mlp = (name and _norm(getattr(layer, name)) for name in LAYERS[type(layer).__name__])
-        q_norm, k_norm = (_norm(getattr(attention, name, None)) for name in ("q_norm", "k_norm"))
+        before, after, before_mlp, after_mlp = LAYERS[type(layer).__name__]
         return DecoderLayer(
-            *(_product(getattr(attention, f"{name}_proj")) for name in "qkvo"),
-            *(_product(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")),
-            before, before_mlp, after, after_mlp, q_norm, k_norm,
-            attention.head_dim, attention.scaling, GATES[type(mlp.act_fn).__name__], rotation,
+            q=_product(attention.q_proj), k=_product(attention.k_proj), v=_product(attention.v_proj),
+            o=_product(attention.o_proj),
+            gate=_product(mlp.gate_proj), up=_product(mlp.up_proj), down=_product(mlp.down_proj),
+            before=_norm(getattr(layer, before)), before_mlp=_norm(getattr(layer, before_mlp)),
+            after=_norm(getattr(layer, after)) if after else None,
+            after_mlp=_norm(getattr(layer, after_mlp)) if after_mlp else None,
+            q_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
+            k_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
+            head_dim=attention.head_dim, scaling=attention.scaling, gate_function=GATES[type(mlp.act_fn).__name__],
+            rotation=rotation,
         )  # fmt: skip
 
     def _row(self, name: str, width: int) -> Tensor:
         return self.rows.setdefault((name, width), torch.empty(width))
 
 
-def _norm(norm: RMSNorm | None) -> Any:
-    return None if norm is None else Norm(norm.current_scale(), norm.eps)
+def _norm(norm: RMSNorm) -> Norm:
+    return Norm(norm.current_scale(), norm.eps)
 
 
 def _product(layer: QLinear) -> Product:
