@@ -61,7 +61,7 @@ def generate(
             from ..generation.native_model import native_model
             from ..generation.native_tokenizer import NativeTokenizer
 
-            # The tokenizer first: what is in memory only while it is made is as large as a small model.
+            # The tokenizer first: making it takes, for a moment, as much memory as a small model.
             tokenizer: Any = NativeTokenizer(checkpoint)
             model: Any = native_model(checkpoint, activations)
             size: Any = model

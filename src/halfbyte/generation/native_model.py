@@ -14,6 +14,7 @@ of sums (1e-6 of the largest).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends import Call, Prepared
-from ..backends.cpu import activations_named, aligned_empty, native
-from ..backends.cpu.pack import PANEL_ROWS, fits_panels, pack_pieces
+from ..backends.cpu import CPUBackend, activations_named, aligned_empty, native
 from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..errors import BackendError, CheckpointError, UnsupportedError
@@ -364,7 +364,7 @@ class _Reader:
         self.rotations = self.ropes()
         self.kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
         self.check_names()
-        self.nbytes = self.weights = 0
+        self.backend, self.nbytes, self.weights = CPUBackend(), 0, 0
 
     def other(self, why: str) -> UnsupportedError:
         return UnsupportedError(f"[generate] {self.path}: {why}")
@@ -440,10 +440,9 @@ class _Reader:
         info = self.view.info(key)
         assert info.format is not None  # check_names
         shape = (info.shape[0], info.shape[1])
-        multiple = PANEL_ROWS if fits_panels(info.format) else shape[0]
-        weight = pack_pieces(info.format, shape, self.view.row_pieces(key, multiple))
+        weight = self.backend.prepare_pieces(info.format, shape, functools.partial(self.view.row_pieces, key))
         self.nbytes, self.weights = self.nbytes + weight.nbytes, self.weights + math.prod(shape)
-        return Prepared("cpu", info.format, shape, weight, weight.nbytes)
+        return weight
 
     def dense(self, key: str) -> F32:
         if key not in self.view or self.view.info(key).quantized:

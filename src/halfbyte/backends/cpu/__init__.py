@@ -20,6 +20,7 @@ HALFBYTE_THREADS bounds the threads of a call.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -31,9 +32,10 @@ from ...errors import BackendError, HalfbyteError
 from ...numerics.array_interop import torch_state
 from ...numerics.exact import DTYPES, bfloat16
 from ...numerics.minifloat import MINIFLOATS
+from ...spec import Format
 from ...tensor.qtensor import QTensor
 from ..base import X_DTYPES, Backend, Call, Prepared
-from .pack import PackedWeight, aligned_empty, pack_weight
+from .pack import PANEL_ROWS, PackedWeight, aligned_empty, fits_panels, pack_pieces, pack_weight
 
 _SCHEDULES = (None, "fused")
 ACTIVATIONS = ("exact", "int8")
@@ -181,6 +183,16 @@ class CPUBackend(Backend):
             packed = tuple(pack_weight(w[e]) for e in range(w.shape[0]))
             nbytes = sum(p.nbytes for p in packed)
         return Prepared(self.name, w.format, w.shape, packed, nbytes)
+
+    def prepare_pieces(self, fmt: Format, shape: tuple[int, int], pieces: Callable[[int], Iterator[QTensor]]) -> Prepared:
+        """A matrix whose rows are read a piece at a time, so that a large one is not in memory
+        twice.
+
+        pieces  a number m -> consecutive rows of the weight, but for the last piece in multiples of
+                m
+        """
+        packed = pack_pieces(fmt, shape, pieces(PANEL_ROWS if fits_panels(fmt) else max(shape[0], 1)))
+        return Prepared(self.name, fmt, shape, packed, packed.nbytes)
 
     def canonical(self, w: Prepared) -> dict[str, Any] | None:
         from .unpack import canonical_parts

@@ -252,8 +252,7 @@ def pack_weight(w: QTensor) -> PackedWeight:
 
 
 def pack_pieces(fmt: Format, shape: tuple[int, int], pieces: Iterator[QTensor]) -> PackedWeight:
-    """A weight (n, k) from consecutive pieces of its rows, so that a large one need not be in memory
-    twice.
+    """A weight (n, k) from consecutive pieces of its rows: a large one need not be in memory twice.
 
     Every piece but the last has a multiple of `PANEL_ROWS` rows. A format that does not fit panels
     comes in one piece.
