@@ -202,7 +202,8 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
 
     @property
     def is_trainable(self) -> bool:
-        return False
+        """True: the gradient passes through packed weights to adapters (`torch/peft.py`)."""
+        return True
 
     @property
     def is_compileable(self) -> bool:

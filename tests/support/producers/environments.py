@@ -42,6 +42,7 @@ ENVIRONMENTS: dict[str, list[list[str]]] = {
     "autoround": [[TORCH, TRANSFORMERS], [TORCH, "auto-round==0.16.1"]],
     "quark": [[TORCH, TRANSFORMERS, "accelerate"], [TORCH, "amd-quark==0.13"]],
     "transformers": [[TORCH, TRANSFORMERS, "bitsandbytes==0.50.2", "torchao==0.18.0", "accelerate"]],
+    "peft": [[TORCH, TRANSFORMERS, "peft==0.21.2", "accelerate"]],
     "hqq": [[TORCH, TRANSFORMERS, "hqq==0.2.8.post1", "accelerate"]],
     "mlx": [[TORCH, TRANSFORMERS], ["mlx[cpu]==0.32.4", "mlx-lm==0.32.2", TRANSFORMERS]],
     "llamacpp": [[TORCH, TRANSFORMERS, "gguf==0.19.0", "sentencepiece", "protobuf", "scikit-build-core", "flit-core"]],

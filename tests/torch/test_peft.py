@@ -1,0 +1,122 @@
+"""LoRA on packed layers: peft finds them, the gradient is the dense model's, adapters are saved,
+loaded and merged.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+import halfbyte as hb
+import torch
+from halfbyte.errors import UnsupportedError
+from halfbyte.torch import QLinear, packed_modules
+from halfbyte.transformers import load_model
+from support.tiny_models import agree, ids, logits, write_tiny
+
+NAMES = ["q_proj", "down_proj"]
+
+
+def test_a_gradient_passes_a_packed_layer_to_what_is_below_it():
+    """What LoRA needs of a packed layer: d(x · wᵀ)/dx = w, and no gradient of its own."""
+    w = hb.quantize(np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32), "int4:g32")
+    x = torch.ones(3, 64, requires_grad=True)
+    layer = QLinear(w)
+    layer(x).sum().backward()
+    dense = torch.from_numpy(w.dequantize("float32"))
+    assert torch.allclose(x.grad, dense.sum(0).expand(3, 64), rtol=1e-6, atol=1e-6)
+    assert not list(layer.parameters())
+
+
+def trained(model, steps: int = 2) -> list[torch.Tensor]:
+    """The adapter's gradients of the last of some steps."""
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    assert parameters
+    assert all("lora_" in n for n in parameters)
+    optimizer = torch.optim.SGD(parameters.values(), lr=0.5)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(input_ids=ids(), labels=ids()).loss.backward()
+        optimizer.step()
+    return [p.grad for p in parameters.values()]
+
+
+@pytest.mark.ecosystem("peft")
+@pytest.mark.parametrize(
+    ("arch", "producer"), [("llama", "gptq"), ("llama", "bitsandbytes"), ("qwen2", "awq"), ("gemma3_text", "mlx")]
+)
+def test_gradients_are_the_dense_models(tmp_path, arch, producer):
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    from halfbyte.torch.peft import LoraQLinear, merge_dense, with_packed_layers
+
+    tiny = write_tiny(tmp_path / "in", arch, producer)
+    options = {"r": 4, "lora_alpha": 8, "target_modules": NAMES, "task_type": "CAUSAL_LM"}
+    base = load_model(tmp_path / "in")[0]
+    torch.manual_seed(0)
+    packed = get_peft_model(base, with_packed_layers(LoraConfig(**options)))
+    torch.manual_seed(0)
+    dense = get_peft_model(copy.deepcopy(tiny.dense), LoraConfig(**options))
+    layers = [m for m in packed.modules() if isinstance(m, LoraQLinear)]
+    assert len(layers) == 2 * base.config.num_hidden_layers
+    for ours, theirs in zip(trained(packed), trained(dense), strict=True):
+        assert theirs.abs().max() > 0
+        assert (ours - theirs).norm() <= 1e-4 * theirs.norm()
+    assert agree(logits(packed, ids()), logits(dense, ids()))
+
+    packed.save_pretrained(tmp_path / "adapter")
+    again = PeftModel.from_pretrained(
+        load_model(tmp_path / "in")[0], tmp_path / "adapter",
+        config=with_packed_layers(LoraConfig.from_pretrained(tmp_path / "adapter")),
+    )  # fmt: skip
+    wanted = logits(packed, ids())
+    assert torch.equal(logits(again, ids()), wanted)
+
+    merged = merge_dense(again)
+    assert not any(isinstance(m, LoraQLinear) for m in merged.modules())
+    assert agree(logits(merged, ids()), wanted)
+
+
+@pytest.mark.ecosystem("peft")
+def test_a_merge_rounds_to_the_format_reports_it_and_is_undone(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    from halfbyte.torch.peft import LoraQLinear, with_packed_layers
+
+    write_tiny(tmp_path, "llama", "gptq")
+    base = load_model(tmp_path)[0]
+    before = {n: m.canonical() for n, m in packed_modules(base).items() if n.endswith("q_proj")}
+    model = get_peft_model(base, with_packed_layers(LoraConfig(r=4, target_modules=["q_proj"])))
+    trained(model)
+    layers = [m for m in model.modules() if isinstance(m, LoraQLinear)]
+    values = [layer.merged_values(["default"]) for layer in layers]
+    with pytest.warns(RuntimeWarning, match=r"\[merge\] default rounded to .*: relative error 0\.\d+ of a weight"):
+        model.merge_adapter()
+    for layer, exact in zip(layers, values, strict=True):
+        rounded = layer.get_base_layer().canonical()
+        error = np.linalg.norm(rounded.dequantize("float32").astype(np.float64) - exact) / np.linalg.norm(
+            exact.astype(np.float64)
+        )
+        assert layer.rounding_errors == [pytest.approx(error)]
+        assert 0 < error < 0.2
+        assert rounded.format in {q.format for q in before.values()}
+    model.unmerge_adapter()
+    assert [layer.get_base_layer().canonical() for layer in layers] == list(before.values())
+    with pytest.warns(RuntimeWarning, match="relative error"):
+        whole = model.merge_and_unload()
+    assert isinstance(whole.model.layers[0].self_attn.q_proj, QLinear)
+    whole.save_pretrained(tmp_path / "out")
+    assert torch.equal(logits(load_model(tmp_path / "out")[0], ids()), logits(whole, ids()))
+
+
+@pytest.mark.ecosystem("peft")
+def test_what_is_no_plain_lora_is_refused(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    from halfbyte.torch.peft import with_packed_layers
+
+    write_tiny(tmp_path, "llama", "gptq")
+    with pytest.raises(UnsupportedError, match="use_dora on a packed layer"):
+        get_peft_model(load_model(tmp_path)[0], with_packed_layers(LoraConfig(target_modules=["q_proj"], use_dora=True)))
