@@ -103,6 +103,7 @@ def test_a_gguf_and_the_versions_that_dropped_it(tmp_path):
 def test_unequal_tensor_scales_of_fused_projections_are_wrong_and_equal_ones_fine(tmp_path):
     with hb.open(nvfp4(tmp_path, 500.0, 500.0, 400.0)) as checkpoint:
         found = predictions(checkpoint, "vllm==0.32")
+    assert found[0].key == "", "the verdict of the whole comes first"
     assert [p.key for p in found if p.key] == [f"{AT}self_attn.{n}" for n in ("k_proj", "q_proj", "v_proj")]
     assert {p.verdict for p in found} == {"wrong"}
     assert verdict(nvfp4(tmp_path, 500.0, 500.0, 500.0), "vllm==0.32")[0] == "fine"

@@ -197,7 +197,7 @@ def test_command_line_within_its_memory_and_5_percent_of_its_plan(gemma):
     process of its own.
     """
     prompt = "word " * 300
-    options = ["-p", prompt, "-n", "2", "--seed", "7", "--json"]
+    options = ["-p", prompt, "-n", "2", "--seed", "7", "--json", "--engine", "transformers"]
     command = [sys.executable, "-m", "halfbyte", "generate", str(model_path()), *options]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

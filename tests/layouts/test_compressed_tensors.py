@@ -457,3 +457,12 @@ def test_a_block_structure_is_two_positive_sizes(structure: object) -> None:
     config = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": structure}
     with pytest.raises(LayoutError, match="wanted two positive sizes, rows and columns"):
         LAYOUT.unpack(tensors, config, "down")
+
+
+@pytest.mark.parametrize(("bits", "k"), [(3, 20), (5, 12), (6, 9), (7, 5)])
+def test_words_whose_unused_bits_are_clear_in_both_packings_are_dense(bits: int, k: int) -> None:
+    tensors = {
+        "weight_packed": np.zeros((4, words_in(k, bits, "dense")), np.int32), "weight_scale": np.ones((4, 1), np.float16),
+        "weight_shape": np.array([4, k]),
+    }  # fmt: skip
+    assert LAYOUT.unpack(tensors, group_args(bits, -1)).details["packing"] == "dense"

@@ -172,3 +172,11 @@ def test_the_worst_element_is_the_first_of_the_largest_error_over_all_rows():
     assert (stats.worst, stats.max_relative_error) == ((0, 1), 0.5)
     stats.add(np.array([[1.0, 2.0]]), np.array([[4.0, 2.0]]))
     assert (stats.worst, stats.max_relative_error) == ((2, 0), 1.5)
+
+
+def test_rows_that_are_equal_count_in_the_cosine_of_the_whole():
+    a, b = np.array([[1.0, 2.0], [3.0, -1.0]]), np.array([[1.0, 2.0], [2.0, 5.0]])
+    by_rows = ErrorStats()
+    for i in range(2):
+        by_rows.add(a[i : i + 1], b[i : i + 1])
+    assert by_rows.cosine == error_stats(a, b).cosine == pytest.approx((a * b).sum() / math.sqrt((a * a).sum() * (b * b).sum()))

@@ -313,3 +313,11 @@ def test_a_rest_of_the_division_outweighs_a_smaller_term_of_the_other_sign():
             assert got == (ABOVE if r > 0 else BELOW), d
             tried += 1
     assert tried > 40
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("more", [(), (0.0,), (0.0, 0.0)])
+def test_a_term_below_a_midpoint_decides_the_rounding(sign, more):
+    """1 + 2^-24 is between two float32 numbers: 2^-60 more or less is the next or 1."""
+    terms = [np.array([1 + 2.0**-24]), np.array([sign * 2.0**-60]), *(np.array([t]) for t in more)]
+    assert round_sum(terms, np.float32)[0] == (np.float32(1 + 2.0**-23) if sign > 0 else 1)
