@@ -98,7 +98,7 @@ def test_what_is_allowed_by_name_is_let_through_with_a_warning() -> None:
 @pytest.mark.parametrize(
     ("name", "known"),
     [
-        ("bias", True), ("expert_bias", True), ("input_scale", True),
+        ("bias", True), ("expert_bias", True), ("tid2eid", True), ("input_scale", True),
         ("lora_A.default.weight", False), ("lora_magnitude_vector", False),
         ("parametrizations.weight.original0", False), ("smooth_scale", False), ("weight_g", False),
         ("rotation", False), ("zero_points", False), ("adapter.down.weight", False),

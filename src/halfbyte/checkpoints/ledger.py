@@ -193,7 +193,7 @@ def _matrix_beside(name: str, path: str, last: str, tensors: Mapping[str, Sequen
     """The matrix that a tensor belongs to: it lies beside or below the `weight` of a module and is
     no bias, or its name is that of a scale; "" for none.
     """
-    parts = name.split(".")
+    parts = [] if last in INTEGER_BUFFERS else name.split(".")
     for i in range(len(parts) - 1, 0, -1):
         weight = ".".join([*parts[:i], "weight"])
         if weight != name and len(tensors.get(weight, ())) >= 2 and not (parts[i:] == parts[-1:] and parts[-1].endswith("bias")):
@@ -248,7 +248,7 @@ def requirement_entries(
 
             partly = max(need.names, key=rank)
             absent = next(n for n in partly if n not in shapes)
-            others = [names[0] for names in need.names if len(names) == 1 and names != partly][:2]
+            others = [names[0] for names in need.names if len(names) == 1 and names != partly][:2] if by == "the header" else []
             out.append(Entry("tensor", absent, MISSING, why=" or ".join([f"{by} requires it", *others])))
             continue
         for name in choice:
