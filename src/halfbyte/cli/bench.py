@@ -34,7 +34,7 @@ def _shapes(text: str) -> list[tuple[int, int]]:
 
 ACTING = {
     "cpu": {"shape", "m", "format", "peers", "activations", "threads", "backend", "rounds", "seconds", "clock", "plot"},
-    "cuda": {"shape", "m", "format", "peers", "jobs", "plot"},
+    "cuda": {"shape", "m", "format", "peers", "activations", "jobs", "plot"},
     "cpu --sweep": {"threads", "rounds", "clock", "plot"},
     "cuda --sweep": {"shape", "m", "format", "jobs", "plot"},
     "cpu --model": {"peers", "activations", "threads", "rounds", "clock"},
@@ -68,7 +68,9 @@ def bench(
             help="Peers beside: onnxruntime, openvino, torch, mlx, llama.cpp, or full names; '' for none. On cuda: all installed."
         ),
     ] = "onnxruntime,torch,llama.cpp",
-    activations: Annotated[str, typer.Option(help="exact, int8 or both with a comma between.")] = "exact,int8",
+    activations: Annotated[
+        str, typer.Option(help="exact, int8 and, on cuda, fp8, with commas between; there exact alone if not given.")
+    ] = "exact,int8",
     threads: Annotated[int, typer.Option(min=1, help="Threads of every contender.")] = 1,
     backend: Annotated[str, typer.Option(help="cpu or reference.")] = "cpu",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds over all weights.")] = 3,
@@ -103,6 +105,8 @@ def bench(
     if device == "cuda":
         _shapes(shape), _numbers(m, "--m")
         arguments = ["--shape", shape, "--m", m, "--format", format, "--jobs", str(jobs)]
+        if "activations" in given:
+            arguments += ["--activations", ",".join(_modes(activations))]
         records = _on_cuda([*arguments, *(["--peers", peers] if "peers" in given else [])], show)
     else:
         timing = {"threads": threads, "backend": backend, "rounds": rounds, "seconds": seconds, "clock": clock}

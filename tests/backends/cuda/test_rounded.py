@@ -37,17 +37,20 @@ def test_operands_are_the_elements_in_the_order_of_x(source, key):
     fold, powers = mode == decoders.FOLDED, np.zeros((n, k // 32), np.int32)
     if fold:
         mode, powers = "fp8", np.random.default_rng(2).integers(-5, 7, (n, k // 32), np.int32)
-    config = SimpleNamespace(row_blocks=1, bits=bits, decoder=row.code, registers="", mode=launch.MODES[mode], fold=fold)
+    config = SimpleNamespace(
+        row_blocks=1, bits=bits, decoder=row.code, registers="", segment=128, mode=launch.MODES[mode], fold=fold
+    )
     tiled = Pointer(order.by_tiles(powers.astype(np.uint8) + np.uint8(120)).reshape(-1))
     work, got = SimpleNamespace(groups=k // 32, lowest=120), []
     for unit in range(k // 128):
         scales = source.function("exponents")(SimpleNamespace(scales=tiled), 0, unit, n // 16, work, config)
         v = source.function("decoded")(T(words[:, unit * 2 * bits : (unit + 1) * 2 * bits]), scales, config)
-        v = np.ascontiguousarray(v.a.reshape(4, 8, 4, 2, 4, 2, 4).transpose(0, 5, 1, 2, 3, 4, 6)).reshape(64, 128)
+        v = np.ascontiguousarray(v.a).view(np.uint8).reshape(4, 8, 4, 2, 4, 2, 4)  # warp, g, 32 inputs, b, t, row + 8, byte
+        v = np.ascontiguousarray(v.transpose(0, 5, 1, 2, 3, 4, 6)).reshape(64, 128)
         got.append(v)
     table = element_table("e4m3", 8) if mode == "fp8" else np.arange(256.0)
     got = np.concatenate(got, 1)
-    values = table[got.view(np.uint8)] if mode == "fp8" else got.astype(np.float64)
+    values = table[got] if mode == "fp8" else got.view(np.int8).astype(np.float64)
     less = 128 if (element, mode) == ("uint", "int8") and bits == 8 else 0
     want = (element_table(element, bits)[codes] - less) * np.exp2(powers.repeat(32, 1))
     at = Source(quantize).function("stored_at")(np.arange(k), launch.order_of(bits, element))

@@ -390,7 +390,7 @@ class ByteDecoder(NamedTuple):
     """Words of fragment order to two registers of four bytes, $0 of row g and $1 of row g + 8, as
     products of 8 bits take them; `unit`: what the bytes are multiples of.
 
-    Of 4 bits the word is $2. Of 8 bits $2 and $4 are the words of i = 0 and 1.
+    Of 4 bits the word is $2. Of 8 bits $2 and $3 are the words of i = 0 and 1.
     """
 
     code: str
@@ -399,8 +399,8 @@ class ByteDecoder(NamedTuple):
 
     @property
     def registers(self) -> str:
-        """Constraints: eight values a word in two registers."""
-        return ",".join(["=&r"] * 2 + ["r"] * (8 * self.inputs))
+        """Constraints."""
+        return ",".join(["=&r"] * 2 + ["r"] * self.inputs)
 
 
 FOLDED = "fp8, scales folded"
@@ -447,12 +447,12 @@ def _e2m1_e4m3(down: int) -> str:
 
 
 def _e2m1_scaled(down: int) -> str:
-    """E2M1 codes times 2^d as E4M3, d of row g in $10, of g + 8 in $14, from −5 to 6: tables of the
+    """E2M1 codes times 2^d as E4M3, d of row g in $3, of g + 8 in $4, from −5 to 6: tables of the
     bytes of 0 to 6, whose exponents are d more.
     """
     return (
-        _index(down) + f"mul.lo.u32 v, ${14 if down else 10}, 0x08080800; add.u32 v, v, 0x3c383000;"
-        f" mul.lo.u32 n, ${14 if down else 10}, 0x08080808; add.u32 n, n, 0x4c484440; prmt.b32 v, v, n, i; "
+        _index(down) + f"mul.lo.u32 v, ${3 + down}, 0x08080800; add.u32 v, v, 0x3c383000;"
+        f" mul.lo.u32 n, ${3 + down}, 0x08080808; add.u32 n, n, 0x4c484440; prmt.b32 v, v, n, i; "
         + _signs(down)
         + f"or.b32 ${down}, v, s; "
     )
@@ -474,9 +474,9 @@ def _bytes_decoders() -> dict[tuple[int, str, str], ByteDecoder]:
     """The rows of `BYTES`."""
     both = "{{ .reg .b32 s, t, i, v, n; {} }}".format
     nibbles = "{ .reg .b32 t; and.b32 $0, $2, 0x0f0f0f0f; shr.u32 t, $2, 4; and.b32 $1, t, 0x0f0f0f0f; }"
-    plain = "{ prmt.b32 $0, $2, $4, 0x5410; prmt.b32 $1, $2, $4, 0x7632; }"
+    plain = "{ prmt.b32 $0, $2, $3, 0x5410; prmt.b32 $1, $2, $3, 0x7632; }"
     signed = (
-        "{ prmt.b32 $0, $2, $4, 0x5410; prmt.b32 $1, $2, $4, 0x7632; xor.b32 $0, $0, 0x80808080; xor.b32 $1, $1, 0x80808080; }"
+        "{ prmt.b32 $0, $2, $3, 0x5410; prmt.b32 $1, $2, $3, 0x7632; xor.b32 $0, $0, 0x80808080; xor.b32 $1, $1, 0x80808080; }"
     )
     return {
         (4, "uint", "int8"): ByteDecoder(nibbles),
@@ -484,13 +484,13 @@ def _bytes_decoders() -> dict[tuple[int, str, str], ByteDecoder]:
             "{ .reg .b32 t; shl.b32 t, $2, 4; lop3.b32 $0, t, 0xf0f0f0f0, 0x80808080, 0x6a;"
             " lop3.b32 $1, $2, 0xf0f0f0f0, 0x80808080, 0x6a; }", 1 / 16),
         (4, "e2m1", "int8"): ByteDecoder(both(_e2m1_whole(0) + _e2m1_whole(1)), 0.5),
-        (8, "int", "int8"): ByteDecoder(signed),
-        (8, "uint", "int8"): ByteDecoder(signed),  # less 128
+        (8, "int", "int8"): ByteDecoder(signed, inputs=2),
+        (8, "uint", "int8"): ByteDecoder(signed, inputs=2),  # less 128
         (4, "uint", "fp8"): ByteDecoder(nibbles, 512.0),  # the bytes 0 to 15 are E4M3's multiples of 2^-9
         (4, "int", "fp8"): ByteDecoder(both(_int4_e4m3(0) + _int4_e4m3(1)), 512.0),
         (4, "e2m1", "fp8"): ByteDecoder(both(_e2m1_e4m3(0) + _e2m1_e4m3(1)), 64.0),
-        (4, "e2m1", FOLDED): ByteDecoder(both(_e2m1_scaled(0) + _e2m1_scaled(1)), inputs=2),
-        (8, "e4m3", "fp8"): ByteDecoder(plain),
+        (4, "e2m1", FOLDED): ByteDecoder(both(_e2m1_scaled(0) + _e2m1_scaled(1)), inputs=3),
+        (8, "e4m3", "fp8"): ByteDecoder(plain, inputs=2),
     }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ import triton
 
 import torch
 
-from ...backends import Prepared
+from ...backends import ACTIVATIONS, Call, Prepared
 from ...backends.cuda import CUDABackend, launch
 from ...backends.cuda.moe import mixture
 from ...backends.cuda.moe.routing import top_k
@@ -81,10 +81,28 @@ def compile_tile(job: tuple[str, int, int, str, Any, str]) -> None:
         product(x, w) if kind == "linear" else getattr(launch, kind)(x, w, None, tile)
 
 
-def product(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
+def product(x: torch.Tensor, w: CudaWeight, activations: str = "exact") -> torch.Tensor:
     """What `halfbyte.linear` does on this device."""
-    y: torch.Tensor = CUDABackend().linear(x, Prepared("cuda", w.format, w.shape, w, 0), None)
+    y: torch.Tensor = CUDABackend().linear(x, Prepared("cuda", w.format, w.shape, w, 0), None, activations=activations)
     return y
+
+
+def time_rounded(
+    mode: str, xs: dict[int, torch.Tensor], ws: list[CudaWeight], row: dict[str, Any], limit: dict[str, float]
+) -> None:
+    """Report products with activations rounded in the call, for each m; a refusal once, on standard
+    error.
+    """
+    w = ws[0]
+    why = CUDABackend().refuses(Call("linear", w.format, "float16", mode))
+    if why:
+        print(f"{w.format} with activations={mode!r} is left out: {why}", file=sys.stderr)
+        return
+    size = nbytes(w)
+    for m, x in xs.items():
+        us = graph_time_us([partial(product, x, w, mode) for w in ws], 5)
+        full = {**row, "kind": mode, "peer": "halfbyte", "bits": 8 * size / (w.shape[0] * w.shape[1]), "m": m}
+        report(**rates(full, size, us / 1e6, limit), dtype=str(x.dtype)[6:])
 
 
 def kinds_of(w: CudaWeight, m: int) -> list[str]:
@@ -189,6 +207,7 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
     p.add_argument("--peers", default=",".join(name for name in PEERS if name != "cublas-fp16"), help="beside cuBLAS")
     p.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"))
     p.add_argument("--dequantize", action="store_true")
+    p.add_argument("--activations", default="exact", help=f"modes with commas between: {', '.join(ACTIVATIONS)}")
     p.add_argument("--jobs", type=int, default=1, help="processes that compile before the timing starts")
     args = p.parse_args(arguments)
     shapes = [tuple(map(int, shape.split(","))) for shape in args.shape.split(";")]
@@ -255,7 +274,10 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
                         gbps=gbps,
                         fraction=gbps / limit["copy_gbps"],
                     )
-            for m in ms:
+            for mode in args.activations.split(","):
+                if mode != "exact":
+                    time_rounded(mode, xs, ws, {**common, "format": codec, "n": n, "k": k}, limit)
+            for m in ms if "exact" in args.activations else []:
                 for kind in kinds_of(one, m) if args.tune else ["linear"]:
                     run = product if kind == "linear" else getattr(launch, kind)
                     results = []

@@ -67,6 +67,9 @@ class WgmmaTile:
     together: int = 8
 
 
+WGMMA_TILES = (WgmmaTile(16, 1, 2, 8), WgmmaTile(32, 1, 2, 8), WgmmaTile(64, 1, 2, 6), WgmmaTile(128, 1, 2, 4))
+
+
 @functools.cache
 def segments_of(mode: str, fmt: Format, k: int) -> Segments | str:
     """How a row of k inputs is summed, or the sentence why it cannot be."""
@@ -111,15 +114,21 @@ def tile_for(x: torch.Tensor, w: CudaWeight, mode: str, s: Segments, invariant: 
     an order of each kernel's own, which `invariant` fixes.
     """
     m = x.shape[0]
-    if gpu.capability(x.device)[0] == 9 and serves_wgmma(w, mode, s) and (m > 16 or (invariant and mode == "fp8")):
-        if m <= 32:
-            return WgmmaTile(32, 1, 2, 8)
-        return WgmmaTile(64, 1, 2, 6) if m <= 64 else WgmmaTile(128, 1, 2, 4)
+    if gpu.capability(x.device)[0] == 9 and serves_wgmma(w, mode, s):
+        few = mode == "int8" and s.segment <= 32  # more sums than registers hold beside them
+        return wgmma_tile(m, w.shape[0], gpu.multiprocessors(x.device), few)
     if invariant and mode == "fp8":
         return PortableTile(16, 64, 4, 3)
     if m <= 16:
-        return PortableTile(16, 32, 4, 3)
+        return PortableTile(16, 16, 2, 4)
     return PortableTile(32, 64, 4, 3) if m <= 64 else PortableTile(128, 128, 8, 3)
+
+
+@functools.lru_cache(maxsize=4096)
+def wgmma_tile(m: int, n: int, most: int, few: bool) -> WgmmaTile:
+    """The tile with the least rounds of programs times the time of one, 200 + tokens (H200)."""
+    tiles = WGMMA_TILES[:3] if few else WGMMA_TILES
+    return min(tiles, key=lambda t: -(-(-(-m // t.tokens) * -(-n // 128)) // most) * (200 + t.tokens))
 
 
 def needs_sums(w: CudaWeight) -> bool:

@@ -154,58 +154,68 @@ def words_layout(r, bits):
 
 
 @gluon.constexpr_function
-def operand_layout(r):
-    """[R, warp, g, u, s, b, t, row + 8, two, two]: 16 bytes a lane and 32 inputs, in wgmma's order."""
+def registers_layout(r):
+    """[R, warp, g, half of 64 inputs, b, t]: a lane's words of a unit."""
+    return gl.BlockedLayout([r, 1, 1, 4, 2, 1], [1, 1, 8, 1, 1, 4], [1, 4, 1, 1, 1, 1], [4, 3, 0, 5, 2, 1])
+
+
+@gluon.constexpr_function
+def bytes_layout(r, each):
+    """[R, warp, g, `each` 32 inputs, b, t, row + 8, byte]: operand A in wgmma's order."""
     return gl.BlockedLayout(
-        [r, 1, 1, 2, 2, 2, 1, 2, 2, 2], [1, 1, 8, 1, 1, 1, 4, 1, 1, 1], [1, 4, 1, 1, 1, 1, 1, 1, 1, 1],
-        [9, 8, 7, 5, 4, 3, 0, 6, 2, 1],
+        [r, 1, 1, each, 2, 1, 2, 4], [1, 1, 8, 1, 1, 4, 1, 1], [1, 4, 1, 1, 1, 1, 1, 1], [7, 6, 4, 3, 0, 5, 2, 1]
     )  # fmt: skip
 
 
 @gluon.jit
 def exponents(pointers, tile, k, tiles, work, C: gl.constexpr):
     """E8M0 bytes of groups of 32 of unit k, less `work.lowest`, of the row tiles from `tile` on, as
-    `decoded` takes them: [R, 4, 8, u, s, 1, 1, row + 8, 1, 1].
+    `decoded` takes them: rows g and g + 8, each [R, 4, 8, 4, 1, 1].
     """
     R: gl.constexpr = C.row_blocks
-    L: gl.constexpr = operand_layout(R)
-    at = tile + 4 * axis(0, R, L, 10) + axis(1, 4, L, 10)
-    group = 4 * k + 2 * axis(3, 2, L, 10) + axis(4, 2, L, 10)
-    line = (at * work.groups + group) * 16 + 2 * axis(2, 8, L, 10) + axis(7, 2, L, 10)
-    b = gl.load(pointers.scales + line, mask=(at < tiles) & (group < work.groups), other=0)
-    return b.to(gl.int32) - work.lowest
+    L: gl.constexpr = registers_layout(R)
+    at = tile + 4 * axis(0, R, L, 6) + axis(1, 4, L, 6)
+    group = 4 * k + axis(3, 4, L, 6)
+    line = (at * work.groups + group) * 16 + 2 * axis(2, 8, L, 6)
+    live = (at < tiles) & (group < work.groups)
+    low = gl.load(pointers.scales + line, mask=live, other=0)
+    high = gl.load(pointers.scales + (line + 1), mask=live, other=0)
+    return low.to(gl.int32) - work.lowest, high.to(gl.int32) - work.lowest
 
 
 @gluon.jit
 def decoded(words, scales, C: gl.constexpr):
-    """Words of a unit to bytes [R, 4, 8, u, s, b, t, row + 8, 2, 2]; `scales` is read where they
-    are folded into the bytes.
+    """Words of a unit to registers of four bytes, int32 [R, 4, 8, 4 halves, b, t, row + 8]; `scales`
+    is read where they are folded into the bytes.
     """
     R: gl.constexpr = C.row_blocks
-    L: gl.constexpr = operand_layout(R)
-    like = gl.zeros([R, 4, 8, 2, 2, 2, 4, 2, 2, 2], gl.int32, layout=L)
+    L: gl.constexpr = registers_layout(R)
     if C.bits == 8:  # u s, g's high bits; g's low bit, t, b, i
-        w = gl.reshape(words, [R, 4, 2, 2, 4, 2, 4, 2, 2])
-        w = gl.permute(w, [0, 1, 4, 5, 2, 3, 7, 6, 8])
-        w = gl.reshape(w, [R, 4, 8, 2, 2, 2, 4, 1, 2, 1])
+        w = gl.permute(gl.reshape(words, [R, 4, 4, 4, 2, 4, 2, 2]), [0, 1, 3, 4, 2, 6, 5, 7])
+        first, second = gl.split(gl.reshape(w, [R, 4, 8, 4, 2, 4, 2]))
+        arguments = [gl.convert_layout(first, L), gl.convert_layout(second, L)]
     else:  # u, g's high bits; g's low bit, t, s, b
-        w = gl.reshape(words, [R, 4, 2, 4, 2, 4, 2, 2])
-        w = gl.permute(w, [0, 1, 3, 4, 2, 6, 7, 5])
-        w = gl.reshape(w, [R, 4, 8, 2, 2, 2, 4, 1, 1, 1])
-    w = gl.convert_layout(w, L)
-    w, _ = gl.broadcast(w, like)
-    arguments = [w]
+        w = gl.permute(gl.reshape(words, [R, 4, 2, 4, 2, 4, 2, 2]), [0, 1, 3, 4, 2, 6, 7, 5])
+        arguments = [gl.convert_layout(gl.reshape(w, [R, 4, 8, 4, 2, 4]), L)]
     if C.fold:
-        scales, _ = gl.broadcast(scales, like)
-        arguments = [w, scales]
-    return gl.inline_asm_elementwise(C.decoder, C.registers, arguments, dtype=gl.int8, is_pure=True, pack=8)
+        low, _ = gl.broadcast(scales[0], arguments[0])
+        high, _ = gl.broadcast(scales[1], arguments[0])
+        arguments = arguments + [low, high]
+    low, high = gl.inline_asm_elementwise(
+        C.decoder, C.registers, arguments, dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+    )  # fmt: skip
+    return gl.join(low, high)
 
 
 @gluon.jit
 def _as_operand(v, SIZE: gl.constexpr, A: gl.constexpr, C: gl.constexpr):
-    """Bytes [R, 4, g, ..., b, t, row + 8, 2, 2] of SIZE inputs as operand A."""
+    """Registers [R, 4, g, ..., b, t, row + 8] of SIZE inputs as operand A."""
     EACH: gl.constexpr = SIZE // 32
-    v = gl.reshape(v, [C.row_blocks, 4, 8, EACH, 2, 4, 2, 4])
+    L: gl.constexpr = bytes_layout(C.row_blocks, EACH)
+    like = gl.zeros([C.row_blocks, 4, 8, EACH, 2, 4, 2, 4], gl.int32, layout=L)
+    v = gl.convert_layout(gl.reshape(v, [C.row_blocks, 4, 8, EACH, 2, 4, 2, 1]), L)
+    v, _ = gl.broadcast(v, like)
+    v = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r,r,r", [v], dtype=gl.int8, is_pure=True, pack=4)
     v = gl.reshape(gl.permute(v, [0, 1, 6, 2, 3, 4, 5, 7]), [64 * C.row_blocks, SIZE])
     v = gl.convert_layout(v, A, assert_trivial=True)
     if C.mode == INT8:
@@ -215,44 +225,44 @@ def _as_operand(v, SIZE: gl.constexpr, A: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _halves(v, AXIS: gl.constexpr):
-    """v split along an axis of two, which stays as one of size 1."""
-    if AXIS == 3:
-        return gl.split(gl.permute(v, [0, 1, 2, 4, 5, 6, 7, 8, 9, 3]))
-    else:  # v without axis 3
-        return gl.split(gl.permute(v, [0, 1, 2, 4, 5, 6, 7, 8, 3]))
+def _halves(v, R: gl.constexpr, EACH: gl.constexpr):
+    """Registers [R, 4, g, EACH, b, t, row + 8] as those of the first half of the inputs and those of
+    the second.
+    """
+    v = gl.reshape(v, [R, 4, 8, 2, EACH // 2, 2, 4, 2])
+    return gl.split(gl.permute(v, [0, 1, 2, 4, 5, 6, 7, 3]))
 
 
 @gluon.jit
-def _alone(v, C: gl.constexpr):
-    """Bytes of 32 inputs [R, 4, g, b, t, row + 8, 2, 2] with the second group of 16 zero, and with
+def _alone(v, R: gl.constexpr):
+    """Registers of 32 inputs [R, 4, g, 1, b, t, row + 8] with the second group of 16 zero, and with
     the first.
     """
-    first, second = gl.split(gl.permute(v, [0, 1, 2, 4, 5, 6, 7, 3]))
+    first, second = gl.split(gl.permute(v, [0, 1, 2, 3, 5, 6, 4]))
     none = gl.zeros_like(first)
-    low = gl.permute(gl.join(first, none), [0, 1, 2, 7, 3, 4, 5, 6])
-    high = gl.permute(gl.join(none, second), [0, 1, 2, 7, 3, 4, 5, 6])
+    low = gl.permute(gl.join(first, none), [0, 1, 2, 3, 6, 4, 5])
+    high = gl.permute(gl.join(none, second), [0, 1, 2, 3, 6, 4, 5])
     return low, high
 
 
 @gluon.jit
-def operands(words, scales, A: gl.constexpr, C: gl.constexpr):
-    """Words of a unit to the operand of each segment."""
-    v = decoded(words, scales, C)
+def segments(v, A: gl.constexpr, C: gl.constexpr):
+    """Registers of a unit to the operand of each segment."""
+    R: gl.constexpr = C.row_blocks
     if C.segment == 128:
         return (_as_operand(v, 128, A, C),)
     else:
-        first, second = _halves(v, 3)
+        first, second = _halves(v, R, 4)
         if C.segment == 64:
             return (_as_operand(first, 64, A, C), _as_operand(second, 64, A, C))
         else:
-            a, b = _halves(first, 4)
-            c, d = _halves(second, 4)
+            a, b = _halves(first, R, 2)
+            c, d = _halves(second, R, 2)
             if C.segment == 16:
-                a0, a1 = _alone(a, C)
-                b0, b1 = _alone(b, C)
-                c0, c1 = _alone(c, C)
-                d0, d1 = _alone(d, C)
+                a0, a1 = _alone(a, R)
+                b0, b1 = _alone(b, R)
+                c0, c1 = _alone(c, R)
+                d0, d1 = _alone(d, R)
                 return (
                     _as_operand(a0, 32, A, C), _as_operand(a1, 32, A, C), _as_operand(b0, 32, A, C), _as_operand(b1, 32, A, C),
                     _as_operand(c0, 32, A, C), _as_operand(c1, 32, A, C), _as_operand(d0, 32, A, C), _as_operand(d1, 32, A, C),
@@ -388,6 +398,21 @@ def unit_terms(pointers, r, t, k, work, C: gl.constexpr):
 
 
 @gluon.jit
+def next_registers(args, row, k, stage, phase, more, C: gl.constexpr, WG: gl.constexpr):
+    """The decoded registers of unit k, from its stage. Past a tile's last unit, `more` false, they are never
+    multiplied.
+    """
+    R: gl.constexpr = C.row_blocks
+    work = args.work
+    scales = k
+    if C.fold:
+        scales = exponents(args.pointers, row * (4 * R * C.row_groups) + WG * 4 * R, k, (work.n + 15) // 16, work, C)
+    mbarrier.wait(args.shared.full.index(stage), phase, pred=more)
+    words = args.shared.words.index(stage).slice(WG * 4 * R, 4 * R).load(words_layout(R, C.bits))
+    return decoded(words, scales, C)
+
+
+@gluon.jit
 def consume(args, C: gl.constexpr, WG: gl.constexpr):
     """Consumer WG: its rows of every tile of the program."""
     R: gl.constexpr = C.row_blocks
@@ -407,19 +432,22 @@ def consume(args, C: gl.constexpr, WG: gl.constexpr):
         r = row * (ROWS * C.row_groups) + WG * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
         t = token * C.tokens + gl.arange(0, C.tokens, layout=gl.SliceLayout(0, ACC))
         total = gl.zeros([ROWS, C.tokens], gl.float32, layout=ACC)
+        # ptxas multiplies one after another where an operand's registers are written during a
+        # product; these are written after it, by an operation that it cannot leave out.
+        nothing = work.m >> 31
+        registers = next_registers(args, row, 0, stage, phase, True, C, WG)
         for k in range(work.units):
             terms, columns = unit_terms(pointers, r, t, k, work, C)
-            scales = k
-            if C.fold:
-                first = row * (4 * R * C.row_groups) + WG * 4 * R
-                scales = exponents(pointers, first, k, (work.n + 15) // 16, work, C)
-            mbarrier.wait(shared.full.index(stage), phase)
-            words = shared.words.index(stage).slice(WG * 4 * R, 4 * R).load(words_layout(R, C.bits))
-            a = operands(words, scales, A, C)
             part = gl.zeros([ROWS, C.tokens], gl.float32, layout=ACC)
+            ahead = gl.where(stage + 1 == C.stages, 0, stage + 1)
+            ahead_phase = gl.where(stage + 1 == C.stages, phase ^ 1, phase)
+            following = registers
+            a = segments(registers ^ nothing, A, C)
             for i in gl.static_range(COUNT):
                 x = shared.x.index(stage * BOXES + i * BOXES // COUNT).permute((1, 0))
                 acc = warpgroup_mma(a[i], x, start(ROWS, ACC, C), use_acc=C.mode == INT8, is_async=True)
+                if i == 0:  # the next words are decoded while this product runs
+                    following = next_registers(args, row, k + 1, ahead, ahead_phase, k + 1 < work.units, C, WG)
                 acc = warpgroup_mma_wait(0, deps=[acc])
                 if i == COUNT - 1:
                     mbarrier.arrive(shared.empty.index(stage))
@@ -427,10 +455,9 @@ def consume(args, C: gl.constexpr, WG: gl.constexpr):
             if C.spans:
                 y, _ = gl.broadcast(gl.expand_dims(columns[0][0] * 128.0, 0), total)
                 total = gl.fma(part, y, total)
-            stage += 1
-            if stage == C.stages:
-                stage = 0 * p
-                phase ^= 1
+            registers = following
+            stage = ahead
+            phase = ahead_phase
         write_tile(args, total, r, t, row, token, WG, C)
     if C.store == 2:
         tma.store_wait(0)
