@@ -79,7 +79,7 @@ def test_refusals_say_what_is_allowed(capsys, arguments, message):
     ("arguments", "option", "mode"),
     [
         (["--device", "cuda", "--rounds", "3"], "rounds", "cuda"),
-        (["--device", "cuda", "--activations", "int8"], "activations", "cuda"),
+        (["--device", "cuda", "--sweep", "--activations", "int8"], "activations", "cuda --sweep"),
         (["--device", "cuda", "--threads", "1"], "threads", "cuda"),
         (["--device", "cuda", "--backend", "cpu"], "backend", "cuda"),
         (["--device", "cuda", "--seconds", "0"], "seconds", "cuda"),
