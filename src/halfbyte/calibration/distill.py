@@ -5,9 +5,9 @@
 Codes stay; scales and biases (of K-quants the second level) are trained, straight through their
 rounding to what the format stores (quantization parameters end to end: EfficientQAT, Chen et al.
 2024, arXiv 2407.11062; distilled from the dense model: DWQ of mlx-lm). Steps are Adam's (Kingma and
-Ba 2014, arXiv 1412.6980) under a rate that falls linearly to 0. One sequence of `LEFT_OUT` is not
-trained on, and of the states seen at every quarter the one of least divergence on those is kept,
-the start included.
+Ba 2014, arXiv 1412.6980) under a rate that falls linearly to 0. Sequences left out (`learned.split`)
+are not trained on, and of the states seen at every quarter the one of least divergence on them is
+kept, the start included.
 
 A step passes through the model forward and backward, one layer in memory at a time beside the
 hidden states of its sequences and three numbers a group.
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..tensor.qtensor import QTensor
-from .learned import backpropagate, deterministic
+from .learned import backpropagate, deterministic, split
 from .matrices import Matrix
 from .running import run_layer, without_layers
 from .sources import Source
@@ -32,7 +32,6 @@ RATE = 2e-3
 """Of Adam, in units of a scale."""
 BATCH = 4
 """Sequences of a step."""
-LEFT_OUT = 8
 CHECKS = 4
 KEPT_IN_MEMORY = 1 << 32
 """Bytes of float32 layers that are read once; of larger models they are read in every pass."""
@@ -86,9 +85,7 @@ class Distillation:
         variables = [u for layer in self.ranges for ranges in layer for u in ranges.values()]
         if not variables or not steps:
             return [list(layer) for layer in self.packed]
-        every = range(len(self.ids))
-        judged = [i for i in every if i % LEFT_OUT == LEFT_OUT - 1] or list(every)
-        learned = [i for i in every if i not in judged] or list(every)
+        learned, judged = split(len(self.ids))
         generator = torch.Generator().manual_seed(seed)
         adam = torch.optim.Adam(variables, lr=RATE)
         checks = {steps * (i + 1) // CHECKS for i in range(CHECKS)}

@@ -41,9 +41,6 @@ from ..quantizers import has_search
 from ..spec import SMALL_SCALES, Format
 from ..tensor.qtensor import QTensor
 
-EDGE = 0.49
-"""Positions start at least 0.01 inside the interval that rounds to their code."""
-
 
 class _StraightThrough(torch.autograd.Function):  # type: ignore[misc] # torch is not type-checked
     """`rounded` as a function of x with derivative 1."""
@@ -88,13 +85,19 @@ class TrainableWeight:
     weight  float32 [n, k], what is approximated; None where codes stay those of the start
     ranges  u of the parts that change, for the same start; all parts without it
     device  of the variables; that of `weight` where there is one
+    edge    distance of a position from its code at the start, at most, below 0.5
 
     `rounding` is v [n, k], or all positions where codes stay; `ranges` are u, by part. FormatError
     as `check_trainable`.
     """
 
     def __init__(
-        self, start: QTensor, weight: Tensor | None, ranges: dict[str, Tensor] | None = None, device: Any = "cpu"
+        self,
+        start: QTensor,
+        weight: Tensor | None,
+        ranges: dict[str, Tensor] | None = None,
+        device: Any = "cpu",
+        edge: float = 0.49,
     ) -> None:
         check_trainable(start.format)
         self.weight, self.start, self.format = weight, start, start.format
@@ -127,7 +130,7 @@ class TrainableWeight:
         if weight is not None:
             with torch.no_grad():
                 plain = self._position(weight, self._stored())
-                self.rounding = at + (plain - at).clamp_(-EDGE, EDGE) - plain
+                self.rounding = at + (plain - at).clamp_(-edge, edge) - plain
             self.rounding.requires_grad_()
 
     def value(self) -> Tensor:

@@ -43,7 +43,7 @@ from ..tensor.qtensor import QTensor
 from ..tensor.quantize import quantize
 from ..transformers.fill.module_paths import is_experts
 from .distill import Distillation
-from .learned import LearningOptions, Weight, train_layer
+from .learned import LearningOptions, Weight, split, train_layer
 from .matrices import Matrix, layer_matrices
 from .running import first_inputs, run_layer
 from .scaling import Scaling
@@ -248,8 +248,8 @@ class _Calibration:
             hidden, dense = hidden[: len(hidden) // 2], hidden[len(hidden) // 2 :]
             targets = [run_layer(layer, h, arguments) for h in dense]
         with InputCollector(layer, *multiplying(layer)) as inputs:
-            for h in hidden:
-                run_layer(layer, h, arguments)
+            for i in range(len(hidden)) if self._learning is None else split(len(hidden))[0]:
+                run_layer(layer, hidden[i], arguments)
                 inputs.sequence_done()
         if self.method == "awq":
             Scaling(

@@ -73,7 +73,9 @@ def quantize(
     context: Annotated[int, typer.Option(min=8, help="Tokens of a calibration sequence.")] = 512,
     sequences: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 32,
     act_order: Annotated[bool, typer.Option("--act-order", help="gptq: inputs that matter most first.")] = False,
-    steps: Annotated[int | None, typer.Option(min=1, help="learned: steps of descent for each layer; 200 without it.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="learned: steps of descent for a layer, from two starts; 100 without it.")
+    ] = None,
     distill: Annotated[
         int | None,
         typer.Option(min=0, help="learned: steps for the scales of the whole model, afterwards; 0 without it."),
