@@ -5,9 +5,9 @@
 Codes stay; scales and biases (of K-quants the second level) are trained, straight through their
 rounding to what the format stores (quantization parameters end to end: EfficientQAT, Chen et al.
 2024, arXiv 2407.11062; distilled from the dense model: DWQ of mlx-lm). Steps are Adam's (Kingma and
-Ba 2014, arXiv 1412.6980) under a rate that falls linearly to 0. Sequences left out (`learned.split`)
-are not trained on, and of the states seen at every quarter the one of least divergence on them is
-kept, the start included.
+Ba 2014, arXiv 1412.6980) under a rate that falls linearly to 0. Sequences left out
+(`learned.split`) are not trained on, and of the states seen at every quarter the one of least
+divergence on them is kept, the start included.
 
 A step passes through the model forward and backward, one layer in memory at a time beside the
 hidden states of its sequences and three numbers a group.

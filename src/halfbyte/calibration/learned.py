@@ -11,8 +11,8 @@ outputs, as the norm that reads them divides by their magnitude.
 Variables (`trainable`) go down by the sign of their gradient under a rate that falls linearly to
 0, as in SignRound (Cheng et al. 2023, arXiv 2309.05516), so each travels a bounded distance.
 Training is done twice, from GPTQ's result and from searched scales (`mse` under the inputs' mean
-squares); either can end lower. Of all states seen at every quarter, both starts included, the one of
-least error on sequences left out is returned: on these the result is never worse than GPTQ's.
+squares); either can end lower. Of all states seen at every quarter, both starts included, the one
+of least error on sequences left out is returned: on these the result is never worse than GPTQ's.
 """
 
 from __future__ import annotations
