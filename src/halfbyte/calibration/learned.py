@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -80,7 +79,7 @@ def train_layer(
     weights: Sequence[Weight],
     inputs: Sequence[Tensor],
     targets: Sequence[Tensor],
-    run: Any,
+    run: Callable[[Tensor], Tensor],
     options: LearningOptions,
 ) -> list[QTensor]:
     """The packed weights of least error, in the order of `weights`; the layer computes with them
@@ -152,7 +151,12 @@ def backpropagate(layer: nn.Module, views: Sequence[Tensor], values: Sequence[Te
 
 class _Training:
     def __init__(
-        self, layer: nn.Module, weights: Sequence[Weight], inputs: Sequence[Tensor], targets: Sequence[Tensor], run: Any
+        self,
+        layer: nn.Module,
+        weights: Sequence[Weight],
+        inputs: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        run: Callable[[Tensor], Tensor],
     ) -> None:
         self.layer, self.weights, self.inputs, self.targets, self.run = layer, weights, inputs, targets, run
         self.trained: list[TrainableWeight] = []

@@ -111,7 +111,7 @@ def calibrate(
     context    tokens of a sequence, `sequences` of which are taken evenly from the text
     act_order  of gptq
     device     where the model runs; "auto" takes a GPU if there is one
-    learning   steps and seed of learned
+    learning   options of learned
     spool      folder for finished layers, which are mapped from there; layers of an interrupted run
                of the same job are reused. None keeps them in memory
     progress   called as progress(done, total, layer)
@@ -148,7 +148,7 @@ def calibrate(
                 progress(number, source.count, f"layer {number}")
             done, hidden = calibration.layer(number, hidden, arguments[number])
             layers.append(done if spool is None else spool.add(done, hidden))
-        if learning is not None:
+        if learning is not None and learning.distill:
             layers = calibration.distill(layers, ids, before, hidden[len(before) :], arguments, learning)
     if progress is not None:
         progress(source.count, source.count, "")
