@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
-from halfbyte.checkpoints.engines import ENGINES, READS, RULES, TARGETS, VERDICTS, parse_engine, predictions
+from halfbyte.checkpoints.engines import ENGINES, OBSERVED, READS, RULES, TARGETS, VERDICTS, parse_engine, predictions
 from halfbyte.cli import main
 from halfbyte.errors import CheckpointError
 from halfbyte.layouts import LAYOUTS, layout_aliases
@@ -138,7 +138,36 @@ def test_the_rules_are_consistent():
         assert rule.engine in ENGINES
         assert rule.verdict in VERDICTS[:2]
         assert set(rule.formats) <= set(READS[rule.engine])
-        assert rule.report.startswith("https://github.com/")
+        assert rule.report.startswith("https://github.com/") or rule.report == OBSERVED
         assert rule.since < rule.before
         assert rule.to in ("", *targets)
     assert set(TARGETS.values()) <= targets
+
+
+def test_mlx_lm_needs_the_rotation_and_the_experts_under_its_names(tmp_path):
+    qwen2 = {"model_type": "qwen2", "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, **MLX}
+    path = folder(tmp_path, under(A, mlx_weight()), qwen2)
+    assert verdict(path, "mlx") == (
+        "wrong", "config.json has the base of the rotation in rope_parameters alone; mlx-lm takes its default"
+    )  # fmt: skip
+    assert verdict(folder(tmp_path, under(A, mlx_weight()), qwen2 | {"rope_theta": 10000.0}), "mlx")[0] == "fine"
+    usual = qwen2 | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    assert verdict(folder(tmp_path, under(A, mlx_weight()), usual), "mlx")[0] == "fine"
+    moe = qwen2 | {"model_type": "qwen3_moe", "rope_theta": 10000.0}
+    assert verdict(folder(tmp_path, under(A, mlx_weight()), moe), "mlx")[0] == "refused"
+    one = f"{AT}mlp.experts.0.up_proj"
+    path = folder(tmp_path, under(one, mlx_weight()), moe | {"num_experts": 1})
+    with hb.open(path) as checkpoint:
+        assert [(p.key, p.verdict) for p in predictions(checkpoint, "mlx")][1:] == [(one, "refused")]
+
+
+@pytest.mark.parametrize(
+    ("arch", "length", "want"),
+    [("llama", 32, "refused"), ("llama", 16, "fine"), ("qwen3", 128, "fine"), ("qwen3", 16, "refused")],
+)
+def test_transformers_takes_the_usual_length_of_heads(arch, length, want, tmp_path):
+    sizes = {"embedding_length": 64, "attention.head_count": 4, "attention.key_length": length}
+    pairs = [("general.architecture", "string", arch), *((f"{arch}.{k}", "uint32", v) for k, v in sizes.items())]
+    path = tmp_path / "m.gguf"
+    path.write_bytes(GGUF(pairs=pairs, tensors=[Tensor("blk.0.attn_q.weight", (32, 4), Q8_0, bytes(4 * 34))]).bytes())
+    assert verdict(path, "transformers")[0] == want

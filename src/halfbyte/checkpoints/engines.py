@@ -5,7 +5,8 @@
 A rule is a row of `RULES`: engine, versions, condition, verdict, reason, the public report it comes
 from, and the target of `halfbyte convert --to` that repairs it. Verdicts: *refused*, the engine
 raises an error; *wrong*, it loads the file and computes something else; *fine*, no rule applies to
-a kind that the engine reads. A file of a kind for which an engine has no row in `READS` is refused.
+a kind that the engine reads. A file of a kind that an engine has not in `READS` is refused, or
+wrong (`LEFT_RANDOM`).
 Of the data only tensor scales are read, four bytes each.
 """
 
@@ -37,7 +38,7 @@ READS: dict[str, tuple[str, ...]] = {
     "transformers": ("dense", "gptq", "awq", "compressed-tensors", "gpt-oss", "torchao", "fp8", "auto-round", "quark", "gguf",
                      "bitsandbytes", "hqq"),
     "llama.cpp": ("gguf",),
-    "mlx": ("dense", "mlx", "gpt-oss"),
+    "mlx": ("dense", "mlx", "gpt-oss", "awq"),
     "gptqmodel": ("dense", "gptq", "awq"),
 }  # fmt: skip
 """Engine -> `Checkpoint.format` of what some version of it reads."""
@@ -51,6 +52,10 @@ UNREAD_REPORTS = {
     "mlx": "https://github.com/ml-explore/mlx-lm/issues/727",
 }
 """Engine -> the public report of kinds that it does not read."""
+OBSERVED = "benchmarks/engines.md"
+"""In place of a public report: what the engine did with a file."""
+LEFT_RANDOM = {("transformers", "halfbyte"), ("transformers", "onnx")}
+"""Engine and a kind that it loads without the packed weights, whose layers stay random."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class Rule:
     since    first version with it, before: first version without it; () for always
     applies  the condition, of each weight; `whole` for a condition of the configuration
     to       target of `convert --to` that repairs it, "" where none does
-    report   the public report it comes from
+    report   the public report it comes from, or OBSERVED
     """
 
     engine: str
@@ -191,6 +196,56 @@ def _no_transformers_gguf(f: Facts) -> bool:
     return str(f.checkpoint.config.get("model_type")) not in TRANSFORMERS_GGUF
 
 
+HEAD_LENGTH = {"llama": 0, "qwen2": 0, "qwen3": 128, "qwen3moe": 128}
+"""GGUF architectures of which transformers does not read `attention.key_length`, and what it takes
+in its place; 0 is the embedding's length over the heads.
+"""
+MLX_THETA = {"qwen2": 1e6, "gpt_oss": 150000.0, "gemma3_text": 1e6}
+"""Model types of which mlx-lm has a default for a `rope_theta` that config.json lacks."""
+
+
+def _other_head_length(f: Facts) -> bool:
+    metadata = getattr(f.checkpoint, "metadata", {})
+    arch = str(metadata.get("general.architecture"))
+    width, heads = metadata.get(f"{arch}.embedding_length"), metadata.get(f"{arch}.attention.head_count")
+    length = metadata.get(f"{arch}.attention.key_length")
+    if arch not in HEAD_LENGTH or not all(isinstance(n, int) and n > 0 for n in (width, heads, length)):
+        return False
+    return bool(length != (HEAD_LENGTH[arch] or width // heads))
+
+
+def _no_theta(f: Facts) -> bool:
+    config = f.checkpoint.config
+    rope = config.get("rope_parameters")
+    main = (rope.get("full_attention", rope) if isinstance(rope, dict) else None) or {}
+    default = MLX_THETA.get(str(config.get("model_type")))
+    return default is not None and "rope_theta" not in config and main.get("rope_theta", default) != default
+
+
+def _qwen2_heads(f: Facts) -> bool:
+    config = f.checkpoint.config
+    sizes = [config.get(key) for key in ("head_dim", "num_attention_heads", "hidden_size")]
+    if config.get("model_type") != "qwen2" or not all(isinstance(n, int) for n in sizes):
+        return False
+    return bool(sizes[0] * sizes[1] != sizes[2])
+
+
+def _no_expert_count(f: Facts) -> bool:
+    config = f.checkpoint.config
+    return config.get("model_type") == "qwen3_moe" and not {"num_experts", "rope_theta"} <= set(config)
+
+
+def _single_expert(f: Facts) -> bool:
+    return f.info is not None and re.search(r"\.experts\.\d+\.", f.info.key) is not None
+
+
+def _gemma_nvfp4(f: Facts) -> bool:
+    arch = str(getattr(f.checkpoint, "metadata", {}).get("general.architecture"))
+    return (
+        arch.startswith("gemma3") and f.info is not None and f.info.format is not None and f.info.format.name.startswith("nvfp4")
+    )
+
+
 _VLLM = "https://github.com/vllm-project/vllm"
 RULES: tuple[Rule, ...] = (
     Rule("vllm", ("gguf",), REFUSED, "vLLM has no GGUF reader since 0.24; its plug-in vllm-gguf-plugin has one",
@@ -222,6 +277,21 @@ RULES: tuple[Rule, ...] = (
          "https://github.com/ggml-org/llama.cpp/issues/10965", _fork_or_removed),
     Rule("mlx", ("mlx",), REFUSED, "mlx-lm's layers have no tensor scale of NVFP4 (global_scale)",
          "https://github.com/ml-explore/mlx/pull/3022", _tensor_scale),
+    Rule("mlx", ("awq",), REFUSED, "AWQ words are read since 0.32 at the latest", OBSERVED, _always,
+         before=(0, 32), to="mlx", whole=True),
+    Rule("mlx", ("mlx",), REFUSED, "mlx-lm reads experts stacked (switch_mlp), not one by one", OBSERVED,
+         _single_expert),
+    Rule("mlx", ("dense", "mlx", "awq"), REFUSED, "config.json has no num_experts or no rope_theta, which mlx-lm needs",
+         OBSERVED, _no_expert_count, to="mlx", whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), REFUSED, "mlx-lm's Qwen 2 does not read head_dim: heads are as long as the width allows",
+         OBSERVED, _qwen2_heads, whole=True),
+    Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), WRONG,
+         "config.json has the base of the rotation in rope_parameters alone; mlx-lm takes its default", OBSERVED,
+         _no_theta, to="mlx", whole=True),
+    Rule("llama.cpp", ("gguf",), WRONG, "llama.cpp applies no tensor scale of NVFP4 to Gemma 3's feed-forward weights",
+         OBSERVED, _gemma_nvfp4),
+    Rule("transformers", ("gguf",), REFUSED, "transformers does not read this architecture's attention.key_length",
+         OBSERVED, _other_head_length, whole=True),
     Rule("transformers", ("gguf",), REFUSED, "transformers has no GGUF reader for this architecture",
          "https://github.com/huggingface/transformers/issues/33260",
          _no_transformers_gguf, whole=True),
@@ -264,8 +334,10 @@ def predictions(checkpoint: Checkpoint, engine: str) -> list[Prediction]:
 def _of(checkpoint: Checkpoint, engine: str, version: Version, text: str) -> Iterator[Prediction]:
     kind = checkpoint.format
     if kind not in READS[engine]:
-        why, report = f"{engine} reads no {kind} checkpoints", UNREAD_REPORTS.get(engine, "")
-        yield Prediction(engine, text, "", REFUSED, why, report, _command(checkpoint, TARGETS[engine]))
+        why, verdict = f"{engine} reads no {kind} checkpoints", REFUSED
+        if (engine, kind) in LEFT_RANDOM:
+            why, verdict = f"{engine} passes over the packed weights of {kind} checkpoints: these layers stay random", WRONG
+        yield Prediction(engine, text, "", verdict, why, UNREAD_REPORTS.get(engine, ""), _command(checkpoint, TARGETS[engine]))
         return
     config = _quantization(checkpoint)
     rules = [r for r in RULES if r.engine == engine and kind in r.formats and r.since <= version < r.before]

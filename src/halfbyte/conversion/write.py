@@ -26,7 +26,7 @@ from ..checkpoints.safetensors.writer import SafetensorsWriter
 from ..checkpoints.views.gptqmodel_gpt_oss import AlternatingRows, rows_by_name
 from ..errors import CheckpointError, LayoutError
 from ..gguf_models.to_gguf import GGUFView, as_gguf
-from ..gguf_models.view import ModelView, as_model
+from ..gguf_models.view import ModelView, as_model, with_older_names
 from ..layouts import LAYOUTS
 from ..layouts.quant_config.writer import EMBEDDINGS, ConfigFiles, DenseTensor
 from .gguf_names import RenamedLike
@@ -149,7 +149,7 @@ def _write_folder(run: ConversionRun, out: Path, result: Converted, limit: int, 
             folder.discard()  # it would happen again
             raise
         result.records = [u.record for u in units]
-        result.files = folder.finish({**_json_files(checkpoint, files), **beside}, carried)
+        result.files = folder.finish({**_json_files(checkpoint, files, goal.layout), **beside}, carried)
 
 
 def _write_file(run: ConversionRun, out: Path, result: Converted) -> None:
@@ -182,13 +182,15 @@ def _config_files(units: Sequence[Unit], goal: Goal) -> ConfigFiles:
     return write_config(goal.layout, packed, dense) if packed else ConfigFiles({})
 
 
-def _json_files(checkpoint: Checkpoint, files: ConfigFiles) -> dict[str, Any]:
+def _json_files(checkpoint: Checkpoint, files: ConfigFiles, layout: str) -> dict[str, Any]:
     """config.json, the source's with another quantization config, and further JSON files of the
     target.
     """
     described = isinstance(checkpoint, ModelView) or (folder_of(checkpoint) or Path()).joinpath("config.json").is_file()
     own = checkpoint.config if described else {}
     config = {**untied(without_quantization(own), checkpoint), **files.entries}
+    if layout == "mlx" and own:
+        config = with_older_names(config)
     return {**({"config.json": config} if config else {}), **files.beside}
 
 

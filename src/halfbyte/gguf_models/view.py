@@ -240,17 +240,30 @@ def model_config(settings: Mapping[str, Any], task: str) -> dict[str, Any]:
     """config.json of a model with these settings: with the class, and the rotation also under the
     names that older programs read. task: `Architecture.task`.
     """
-    config = {"architectures": [class_name(str(settings["model_type"]), task)], **_shortest(dict(settings))}
+    return with_older_names({"architectures": [class_name(str(settings["model_type"]), task)], **_shortest(dict(settings))})
+
+
+def with_older_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of transformers 5, which has the rotation in `rope_parameters`, with what other
+    programs (mlx-lm, llama.cpp's converter) read in its place: `rope_theta`, `rope_scaling`,
+    `rope_local_base_freq`, `sliding_window_pattern` and, of Qwen 3's experts, `num_experts`. A name
+    that is there stays.
+    """
+    older: dict[str, Any] = {}
     rope = config.get("rope_parameters") or {}
-    if "rope_type" in rope:
-        config["rope_theta"] = rope["rope_theta"]
-        scaled = {k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor")}
-        if scaled["rope_type"] != "default":
-            config["rope_scaling"] = scaled
-    elif "full_attention" in rope:
-        config["rope_theta"] = rope["full_attention"]["rope_theta"]
-        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
-    return config
+    main = rope if "rope_type" in rope else rope.get("full_attention") or {}
+    if "rope_theta" in main:
+        older["rope_theta"] = main["rope_theta"]
+    scaled = {k: v for k, v in main.items() if k not in ("rope_theta", "partial_rotary_factor")}
+    if scaled.get("rope_type", "default") != "default":
+        older["rope_scaling"] = scaled
+    if main is not rope and "rope_theta" in rope.get("sliding_attention", {}):
+        older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+    if config.get("_sliding_window_pattern"):
+        older["sliding_window_pattern"] = config["_sliding_window_pattern"]
+    if str(config.get("model_type", "")).startswith("qwen3") and config.get("num_local_experts"):
+        older["num_experts"] = config["num_local_experts"]
+    return {**config, **{k: v for k, v in older.items() if config.get(k) is None}}
 
 
 def _shortest(value: Any) -> Any:

@@ -1,0 +1,80 @@
+"""`convert --to mlx` of whole models: the folder is one that mlx-lm loads as it is, its logits ours."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from halfbyte.conversion import convert
+from halfbyte.gguf_models.view import with_older_names
+from halfbyte.transformers import load_model
+from support.gguf_models import VOCABULARY, dense_model, write
+from support.tiny_models import ids, logits, write_tiny
+
+PATTERN = {"num_hidden_layers": 7}
+"""Gemma 3's pattern of layers has six; mlx-lm builds no model of fewer."""
+KINDS = ("gptq", "gptq3", "awq", "ct-int4", "ct-mxfp4", "mlx-mxfp4", "halfbyte", "onnx")
+FOLDERS = [
+    *(
+        (arch, kind)
+        for arch in ("llama", "qwen2", "qwen3", "gemma3_text")
+        for kind in KINDS
+        if (arch, kind) != ("gemma3_text", "onnx")
+    ),
+    ("gpt_oss", "gpt-oss"),
+]
+
+
+def test_the_rotation_and_the_experts_are_named_as_mlx_lm_reads_them(tmp_path):
+    write_tiny(tmp_path / "in", "qwen3_moe", "gptq")
+    source = json.loads((tmp_path / "in" / "config.json").read_text("utf-8"))
+    assert not {"rope_theta", "num_experts"} & set(source)
+    convert(tmp_path / "in", tmp_path / "out", to="mlx")
+    config = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
+    assert (config["rope_theta"], config["num_experts"]) == (10000.0, 4)
+    assert set(source) - {"quantization_config"} <= set(config)
+
+
+def test_older_names_of_gemma_and_of_scaled_rotations_beside_what_is_there():
+    local = {"rope_type": "default", "rope_theta": 1e4}
+    whole = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    gemma = {"model_type": "gemma3_text", "_sliding_window_pattern": 6,
+             "rope_parameters": {"sliding_attention": local, "full_attention": whole}}  # fmt: skip
+    assert with_older_names(gemma) == gemma | {
+        "rope_theta": 1e6, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 1e4,
+        "sliding_window_pattern": 6,
+    }  # fmt: skip
+    assert with_older_names({"rope_theta": 5.0, "rope_parameters": local}) == {"rope_theta": 5.0, "rope_parameters": local}
+    assert with_older_names({"model_type": "gpt2"}) == {"model_type": "gpt2"}
+
+
+def mlx_lm_logits(path, tokens) -> np.ndarray:
+    import mlx.core as mx
+    import mlx_lm.utils
+
+    model, _ = mlx_lm.utils.load_model(path)
+    model.set_dtype(mx.float32)
+    return np.array(model(mx.array(tokens.numpy())).astype(mx.float32))
+
+
+def close(theirs: np.ndarray, ours: np.ndarray) -> None:
+    assert np.abs(theirs - ours).max() < 0.02 * np.abs(ours).max()
+
+
+@pytest.mark.ecosystem("mlx")
+@pytest.mark.parametrize(("arch", "kind"), FOLDERS)
+def test_mlx_lm_runs_what_a_folder_becomes(tmp_path, arch, kind):
+    write_tiny(tmp_path / "in", arch, kind, **(PATTERN if arch == "gemma3_text" else {}))
+    convert(tmp_path / "in", tmp_path / "out", to="mlx")
+    close(mlx_lm_logits(tmp_path / "out", ids()), logits(load_model(tmp_path / "out")[0], ids()).numpy())
+
+
+@pytest.mark.ecosystem("mlx")
+@pytest.mark.parametrize("name", ["llama", "llama-3", "llama-tied-bias", "qwen3", "qwen3moe", "gemma3"])
+def test_mlx_lm_runs_what_a_gguf_becomes(tmp_path, name):
+    write(tmp_path / "in.gguf", name, dense_model(name), True)
+    convert(tmp_path / "in.gguf", tmp_path / "out", to="mlx")
+    tokens = ids() % VOCABULARY
+    close(mlx_lm_logits(tmp_path / "out", tokens), logits(load_model(tmp_path / "out")[0], tokens).numpy())
