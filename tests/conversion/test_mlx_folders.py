@@ -1,4 +1,4 @@
-"""`convert --to mlx` of whole models: the folder is one that mlx-lm loads as it is, its logits ours."""
+"""`convert --to mlx` of whole models: mlx-lm loads the folder as it is, its logits are ours."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ ALLOWED: dict[int, set[str]] = {
     5: {"numpy", "ml_dtypes", "torch", "triton", "mlx"},
     6: {"numpy", "ml_dtypes", "safetensors", "gguf", "torch", "transformers", "tokenizers"},
     7: {"numpy", "ml_dtypes", "safetensors", "gguf", "torch", "transformers", "tokenizers", "datasets", "lm_eval", "mlx"}
-    | {"jinja2", "vllm", "llama_cpp"},
+    | {"jinja2", "vllm", "llama_cpp", "peft"},
 }
 """Third-party packages of each floor; floor 8 may use anything."""
 

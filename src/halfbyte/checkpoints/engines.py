@@ -204,14 +204,21 @@ MLX_THETA = {"qwen2": 1e6, "gpt_oss": 150000.0, "gemma3_text": 1e6}
 """Model types of which mlx-lm has a default for a `rope_theta` that config.json lacks."""
 
 
+def _sizes(config: Mapping[str, Any], *keys: str) -> list[int] | None:
+    """Values that are positive integers, else None."""
+    values = [config.get(key) for key in keys]
+    found = [n for n in values if isinstance(n, int) and n > 0]
+    return found if len(found) == len(keys) else None
+
+
 def _other_head_length(f: Facts) -> bool:
     metadata = getattr(f.checkpoint, "metadata", {})
     arch = str(metadata.get("general.architecture"))
-    width, heads = metadata.get(f"{arch}.embedding_length"), metadata.get(f"{arch}.attention.head_count")
-    length = metadata.get(f"{arch}.attention.key_length")
-    if arch not in HEAD_LENGTH or not all(isinstance(n, int) and n > 0 for n in (width, heads, length)):
+    sizes = _sizes(metadata, *(f"{arch}.{key}" for key in ("embedding_length", "attention.head_count", "attention.key_length")))
+    if arch not in HEAD_LENGTH or sizes is None:
         return False
-    return bool(length != (HEAD_LENGTH[arch] or width // heads))
+    width, heads, length = sizes
+    return length != (HEAD_LENGTH[arch] or width // heads)
 
 
 def _no_theta(f: Facts) -> bool:
@@ -224,10 +231,8 @@ def _no_theta(f: Facts) -> bool:
 
 def _qwen2_heads(f: Facts) -> bool:
     config = f.checkpoint.config
-    sizes = [config.get(key) for key in ("head_dim", "num_attention_heads", "hidden_size")]
-    if config.get("model_type") != "qwen2" or not all(isinstance(n, int) for n in sizes):
-        return False
-    return bool(sizes[0] * sizes[1] != sizes[2])
+    sizes = _sizes(config, "head_dim", "num_attention_heads", "hidden_size")
+    return config.get("model_type") == "qwen2" and sizes is not None and sizes[0] * sizes[1] != sizes[2]
 
 
 def _no_expert_count(f: Facts) -> bool:

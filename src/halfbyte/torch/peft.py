@@ -108,7 +108,8 @@ class LoraQLinear(nn.Module, LoraLayer):  # type: ignore[misc] # torch and peft 
         """The packed weight as it was before the first merge, bit for bit."""
         if self._before:
             self.get_base_layer().replace("", self._before[0])
-        self._before, self.rounding_errors, self.merged_adapters = [], [], []
+        self._before, self.rounding_errors = [], []
+        self.merged_adapters: list[str] = []
 
 
 def with_packed_layers(config: LoraConfig) -> LoraConfig:
