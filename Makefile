@@ -67,6 +67,7 @@ test-gpu: $(VENV_TEST)/ready
 
 test-slow: $(VENV_TEST)/ready
 	$(VENV_TEST)/bin/python -m pytest -m slow
+	HALFBYTE_EVERY_COMMAND=1 $(VENV_TEST)/bin/python -m pytest -k test_case_ -m "not gpu and not slow and not ecosystem"
 
 # Every producer and reader in a virtual environment of its own (half an hour and 12 GB the first time): the producers write tiny
 # models, then the tests that name an environment run in it, where a skip is a failure. ONLY="mlx hqq" runs some of them.

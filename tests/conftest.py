@@ -55,7 +55,7 @@ def _no_terminal_width(monkeypatch):
 
 CASE = re.compile(r"test_case_(\d\d)_")
 FIRST_CASE, LAST_CASE = 1, 85
-SAMPLE = 16
+SAMPLE = 48
 """Of so many tests of published cases one runs every command."""
 
 

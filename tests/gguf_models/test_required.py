@@ -97,7 +97,7 @@ def faults(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: in
         ledger = checkpoint.ledger()
         assert not ledger.modules, "the model is compared"
         assert not ledger.problems
-    optional = {without for start, without in OPTIONAL if case.startswith(start)}
+    optional = {stem for start, stem in OPTIONAL if case.startswith(start)}
     names = list({kind(t.name): t.name for t in reversed(file.tensors) if kind(t.name) not in optional}.values())
     if count is not None:
         names = random.Random(case).sample(names, count)

@@ -27,7 +27,7 @@ from unittest import mock
 import numpy as np
 
 import halfbyte as hb
-from halfbyte.checkpoints.ledger import ACTIVATION_SCALES
+from halfbyte.checkpoints.ledger import ACTIVATION_SCALES, AUXILIARY_NAMES
 from halfbyte.checkpoints.safetensors.file import SafetensorsFile
 from halfbyte.checkpoints.safetensors.writer import SafetensorsWriter
 from halfbyte.cli.app import main
@@ -109,7 +109,8 @@ def commands(path: Path, work: Path) -> dict[str, tuple[object, ...]]:
 INPUTS, PROJECTOR = ".pre_quant_scale", "vision projector"
 REFUSALS = (("dequantize", INPUTS), ("quantize", "no weight to quantize"), ("quantize", "NaN or infinite"))
 """(command, what it says) of checkpoints that `open` reads: a factor of a layer's inputs is in no
-dense weight, a file may have no matrix, and integers hold no infinity. `inspect` and `verify` take a projector, and say so.
+dense weight, a file may have no matrix, and integers hold no infinity. `inspect` and `verify` take
+a projector, and say so.
 """
 RUN = ("plan", "eval", "generate", "serve")
 """Commands that need a whole model."""
@@ -122,7 +123,7 @@ def faults(path: Path, work: Path, whole: bool = False) -> list[str]:
 
     whole  the checkpoint is a whole model with a tokenizer
     """
-    work.mkdir(parents=True)
+    work.mkdir(parents=True, exist_ok=True)
     want = contents(path)
     found = []
     for name, line in commands(path, work).items():
@@ -192,6 +193,8 @@ def completed(path: Path, out: Path) -> tuple[Path, Any] | None:
         elif match and match[2] in PROJECTIONS and value.ndim == 2:
             layers = max(layers, int(match[1]) + 1)
             pairs = list(zip(PROJECTIONS[match[2]], value.shape, strict=True))
+        elif key.rpartition(".")[2] in AUXILIARY_NAMES:
+            continue
         else:
             return None
         for name, size in pairs:
