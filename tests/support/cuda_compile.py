@@ -21,11 +21,13 @@ from halfbyte.backends.cuda import device as gpu
 from halfbyte.backends.cuda import launch
 from halfbyte.backends.cuda.mma.plan import TokenBlocks
 from halfbyte.backends.cuda.moe import activation, routing
+from halfbyte.backends.cuda.rounded import launch as rounded
 from halfbyte.backends.cuda.tuning.mma_tiles import BlockTile, FragmentTile, Tile
 from halfbyte.backends.cuda.tuning.wgmma_tiles import FusedTile
 from halfbyte.backends.cuda.weight import to_device
 from halfbyte.backends.cuda.wgmma import schedule
 from halfbyte.bench.weights import random_weight
+from halfbyte.numerics import activations as definition
 
 FORMATS = ("int4:g128", "mxfp4", "nvfp4", "uint4:g32", "affine4:g64", "q4_K", "q6_K", "mxfp8_e4m3", "q8_0", "affine8:g64",
            "nf4:g64", "uint3:g64")  # fmt: skip
@@ -77,6 +79,9 @@ def check(word, deep):
         for m, tile in ((1, FragmentTile(1, 1, 8, 1, 2, 1, 2)), (16, FragmentTile(2, 2, 2, 1, 1, 1, 1, True))):
             launch.fragments(x[:m], w, None, tile)
     if deep:
+        for mode in ("int8", "fp8"):
+            if definition.refusal(w.format, mode) is None:
+                rounded.linear(x, w, None, mode, rounded.PortableTile(16, 16, 2, 1))
         launch.matvec(x[:1], w, torch.zeros(48).half(), Tile(2, 32, 4))
         launch.matmul(x, w, None, Tile(16, 8, 4, 16, 3, 2))
         for name in ("double-buffered", "striped"):

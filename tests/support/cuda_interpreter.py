@@ -9,8 +9,10 @@ from triton.runtime import interpreter
 
 import torch
 from halfbyte.backends.cuda import launch
+from halfbyte.backends.cuda.rounded import launch as rounded
 from halfbyte.backends.cuda.tuning.mma_tiles import BlockTile, Tile
 from halfbyte.backends.cuda.weight import to_device
+from halfbyte.numerics import activations as definition
 from support.gpu_weights import make, served
 
 
@@ -38,6 +40,12 @@ def check(word):
     half = launch.dequantize(w, torch.float16, packed=False).numpy()
     np.testing.assert_array_equal(half, q.dequantize().astype(np.float16))
     k = q.shape[1]
+    for mode in ("int8", "fp8"):
+        if definition.refusal(q.format, mode) is None:
+            rows = np.random.default_rng(2).standard_normal((3, k)).astype(np.float32)
+            y = rounded.linear(torch.from_numpy(rows), w, None, mode, rounded.PortableTile(16, 16, 4, 1), half=True).numpy()
+            exact = definition.rounded(rows, q.format, mode).astype(np.float64) @ q.dequantize("float64").T
+            assert np.abs(y - exact).max() <= 1e-5 * np.abs(exact).max(), (word, mode)
     x = torch.zeros(2, k)
     x[0, 3] = 1
     x[1, k - 1] = 1

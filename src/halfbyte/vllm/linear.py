@@ -50,7 +50,7 @@ class HalfbyteLinearMethod(LinearMethodBase):  # type: ignore[misc] # vLLM is no
     """A linear layer whose matrix, or whose parts', are packed in the checkpoint.
 
     keys         the keys of its parts, in the order of its rows; one key is the whole
-    activations  "exact" or "int8", as in `halfbyte.linear`
+    activations  "exact", "int8" or "fp8", as in `halfbyte.linear`
     """
 
     def __init__(self, keys: Sequence[str], activations: str = "exact") -> None:
