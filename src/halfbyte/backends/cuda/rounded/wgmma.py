@@ -185,8 +185,8 @@ def exponents(pointers, tile, k, tiles, work, C: gl.constexpr):
 
 @gluon.jit
 def decoded(words, scales, C: gl.constexpr):
-    """Words of a unit to registers of four bytes, int32 [R, 4, 8, 4 halves, b, t, row + 8]; `scales`
-    is read where they are folded into the bytes.
+    """Words of a unit to registers of four bytes, int32 [R, 4, 8, 4 halves, b, t, row + 8];
+    `scales` is read where they are folded into the bytes.
     """
     R: gl.constexpr = C.row_blocks
     L: gl.constexpr = registers_layout(R)
@@ -226,8 +226,8 @@ def _as_operand(v, SIZE: gl.constexpr, A: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _halves(v, R: gl.constexpr, EACH: gl.constexpr):
-    """Registers [R, 4, g, EACH, b, t, row + 8] as those of the first half of the inputs and those of
-    the second.
+    """Registers [R, 4, g, EACH, b, t, row + 8] as those of the first half of the inputs and those
+    of the second.
     """
     v = gl.reshape(v, [R, 4, 8, 2, EACH // 2, 2, 4, 2])
     return gl.split(gl.permute(v, [0, 1, 2, 4, 5, 6, 7, 3]))
@@ -399,8 +399,8 @@ def unit_terms(pointers, r, t, k, work, C: gl.constexpr):
 
 @gluon.jit
 def next_registers(args, row, k, stage, phase, more, C: gl.constexpr, WG: gl.constexpr):
-    """The decoded registers of unit k, from its stage. Past a tile's last unit, `more` false, they are never
-    multiplied.
+    """The decoded registers of unit k, from its stage. Past a tile's last unit, `more` false, they
+    are never multiplied.
     """
     R: gl.constexpr = C.row_blocks
     work = args.work
