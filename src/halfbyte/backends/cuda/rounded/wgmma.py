@@ -392,8 +392,8 @@ def unit_terms(pointers, r, t, k, work, C: gl.constexpr):
     columns = ()
     for i in gl.static_range(COUNT):
         s = k * COUNT + i
-        terms = terms + (row_terms(pointers, r, work.n, s * C.segment, work.groups, C),)
-        columns = columns + (column_terms(pointers, t, s, k if C.spans else s, work.stride, C),)
+        terms = terms + (row_terms(pointers, r, work.n, s * C.segment, work.groups, C),)  # type: ignore[assignment] # Triton unrolls the loop
+        columns = columns + (column_terms(pointers, t, s, k if C.spans else s, work.stride, C),)  # type: ignore[assignment] # Triton unrolls the loop
     return terms, columns
 
 
