@@ -73,7 +73,7 @@ def with_tensor(tensor: Tensor) -> Any:
         (
             with_tensor(Tensor("blk.0.ffn_up.bias", (96,), F32, bytes(384))),
             CheckpointError,
-            "no tensor for model.layers.0.mlp.gate_proj.bias",
+            r"blk.1.ffn_up.bias: missing \(the header requires it\)",
         ),
         (
             with_tensor(Tensor("rope_freqs.weight", (7,), F32, bytes(28))),

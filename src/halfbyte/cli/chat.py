@@ -51,6 +51,9 @@ def chat(
     """
     stop_ids: set[int] | None = None
     with open_with(path, config, allow_unknown) as checkpoint:  # what is damaged is reported before torch is imported
+        from ..generation.single import Sampling
+
+        sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
         path = checkpoint.path
         native = takes_native(checkpoint, "chat", engine, activations=activations, backend=backend, device=device)
         if native:
@@ -60,10 +63,8 @@ def chat(
             tokenizer, stop_ids = templated_tokenizer(checkpoint)
             model: Any = native_model(checkpoint, activations)
     from ..generation.chat import Chat
-    from ..generation.single import Sampling
     from ..generation.templates import template_named
 
-    sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
     if not native:
         from ..transformers import load_model
 

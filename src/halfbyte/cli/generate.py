@@ -48,6 +48,9 @@ def generate(
                 f"[generate] {path} is a {checkpoint.format} checkpoint without the config.json of a model; text needs one. "
                 "Its weights can be looked into with halfbyte inspect and made dense with halfbyte dequantize"
             )
+        from ..generation.single import Sampling
+
+        sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
         path = checkpoint.path
         texts = [sys.stdin.read() if p == "-" else p for p in prompt]
         if len(texts) > 1 and stop:
@@ -65,9 +68,8 @@ def generate(
             tokenizer: Any = NativeTokenizer(checkpoint)
             model: Any = native_model(checkpoint, activations)
             size: Any = model
-    from ..generation.single import Generation, Sampling
+    from ..generation.single import Generation
 
-    sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
     facts = {"path": str(path), "activations": activations, "engine": "native" if native else "transformers"}
     if not native:
         from ..transformers import import_model_code, load_model, model_size
