@@ -100,6 +100,29 @@ def test_a_gguf_and_the_versions_that_dropped_it(tmp_path):
     assert verdict(path, "transformers") == ("refused", "transformers has no GGUF reader for this architecture")
 
 
+@pytest.mark.parametrize(
+    ("arch", "layers", "head", "factor", "wrong"),
+    [
+        ("gemma3", 18, 256, None, False), ("gemma3", 34, 256, 8.0, True), ("gemma3", 62, 128, None, True),
+        ("gemma2", 26, 256, None, False), ("gemma2", 46, 128, None, True), ("gemma3", 18, 256, 1.0, False),
+        ("llama", 46, 128, 8.0, False),
+    ],
+)  # fmt: skip
+def test_what_transformers_does_not_read_of_gemmas_gguf(arch, layers, head, factor, wrong, tmp_path):
+    """The query scale of the 27B models is the width over the heads, here 64; from 4B on Gemma 3's
+    global layers are stretched by 8.
+    """
+    sizes = {"attention.key_length": head, "embedding_length": 1024, "attention.head_count": 16, "block_count": layers}
+    pairs = [("general.architecture", "string", arch), *((f"{arch}.{name}", "uint32", size) for name, size in sizes.items())]
+    if factor is not None:
+        pairs += [(f"{arch}.rope.scaling.type", "string", "linear"), (f"{arch}.rope.scaling.factor", "float32", factor)]
+    path = tmp_path / "m.gguf"
+    path.write_bytes(GGUF(pairs=pairs, tensors=[Tensor("blk.0.attn_q.weight", (32, 4), Q8_0, bytes(4 * 34))]).bytes())
+    found, reason = verdict(path, "transformers")
+    assert (found == "wrong") == wrong
+    assert not wrong or "Gemma" in reason
+
+
 def test_unequal_tensor_scales_of_fused_projections_are_wrong_and_equal_ones_fine(tmp_path):
     with hb.open(nvfp4(tmp_path, 500.0, 500.0, 400.0)) as checkpoint:
         found = predictions(checkpoint, "vllm==0.32")

@@ -200,6 +200,10 @@ HEAD_LENGTH = {"llama": 0, "qwen2": 0, "qwen3": 128, "qwen3moe": 128}
 """GGUF architectures of which transformers does not read `attention.key_length`, and what it takes
 in its place; 0 is the embedding's length over the heads.
 """
+GEMMA_27B = {"gemma2": 46, "gemma3": 62}
+"""Layers of the models whose query scale is not the head's length (gguf_models/gemma.py)."""
+GEMMA_QUERY = 256
+"""What transformers takes for `query_pre_attn_scalar` of a GGUF, which its reader does not set."""
 MLX_THETA = {"qwen2": 1e6, "gpt_oss": 150000.0, "gemma3_text": 1e6}
 """Model types of which mlx-lm has a default for a `rope_theta` that config.json lacks."""
 
@@ -209,6 +213,25 @@ def _sizes(config: Mapping[str, Any], *keys: str) -> list[int] | None:
     values = [config.get(key) for key in keys]
     found = [n for n in values if isinstance(n, int) and n > 0]
     return found if len(found) == len(keys) else None
+
+
+def _gemma_query(f: Facts) -> bool:
+    metadata = getattr(f.checkpoint, "metadata", {})
+    arch = str(metadata.get("general.architecture"))
+    names = ("attention.key_length", "embedding_length", "attention.head_count", "block_count")
+    sizes = _sizes({name: metadata.get(f"{arch}.{name}") for name in names}, *names) if arch in GEMMA_27B else None
+    if sizes is None:
+        return False
+    head, width, heads, layers = sizes
+    return (width // heads if layers == GEMMA_27B[arch] else head) != GEMMA_QUERY
+
+
+def _gemma_stretched(f: Facts) -> bool:
+    metadata = getattr(f.checkpoint, "metadata", {})
+    stretched = (
+        metadata.get("gemma3.rope.scaling.type", "none") != "none" and metadata.get("gemma3.rope.scaling.factor", 1.0) != 1
+    )
+    return metadata.get("general.architecture") == "gemma3" and stretched
 
 
 def _other_head_length(f: Facts) -> bool:
@@ -297,6 +320,10 @@ RULES: tuple[Rule, ...] = (
          OBSERVED, _gemma_nvfp4),
     Rule("transformers", ("gguf",), REFUSED, "transformers does not read this architecture's attention.key_length",
          OBSERVED, _other_head_length, whole=True),
+    Rule("transformers", ("gguf",), WRONG, "transformers takes 256 for Gemma's query_pre_attn_scalar, whatever the model's is",
+         OBSERVED, _gemma_query, to="halfbyte", whole=True),
+    Rule("transformers", ("gguf",), WRONG, "transformers does not read the factor that stretches Gemma 3's rotation",
+         OBSERVED, _gemma_stretched, to="halfbyte", whole=True),
     Rule("transformers", ("gguf",), REFUSED, "transformers has no GGUF reader for this architecture",
          "https://github.com/huggingface/transformers/issues/33260",
          _no_transformers_gguf, whole=True),
