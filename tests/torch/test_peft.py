@@ -120,3 +120,54 @@ def test_what_is_no_plain_lora_is_refused(tmp_path):
     write_tiny(tmp_path, "llama", "gptq")
     with pytest.raises(UnsupportedError, match="use_dora on a packed layer"):
         get_peft_model(load_model(tmp_path)[0], with_packed_layers(LoraConfig(target_modules=["q_proj"], use_dora=True)))
+
+
+class Small(torch.nn.Module):
+    """A packed layer beside one with parameters, which peft asks for their device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(64)
+        self.q = QLinear(hb.quantize(np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32), "int4:g32"))
+
+    def forward(self, x):
+        return self.q(self.norm(x))
+
+
+@pytest.mark.ecosystem("peft")
+def test_merge_dense_keeps_the_adapter_that_is_merged():
+    from peft import LoraConfig, get_peft_model
+
+    from halfbyte.torch.peft import merge_dense, with_packed_layers
+
+    config = with_packed_layers(LoraConfig(r=4, target_modules=["q"], init_lora_weights=False))
+    model = get_peft_model(Small(), config)
+    model.add_adapter("other", config)
+    wanted = model.base_model.model.q.merged_values(["other"])
+    with pytest.warns(RuntimeWarning, match="relative error"):
+        model.base_model.merge_adapter(["other"])
+    assert np.array_equal(merge_dense(model).q.weight.numpy(), wanted)
+
+
+@pytest.mark.ecosystem("peft")
+@pytest.mark.parametrize("start", ["pissa", "olora"])
+def test_a_start_that_changes_the_packed_weight_is_refused(start):
+    from peft import LoraConfig, get_peft_model
+
+    from halfbyte.torch.peft import with_packed_layers
+
+    with pytest.raises(UnsupportedError, match="changes the base weight, which is packed"):
+        get_peft_model(Small(), with_packed_layers(LoraConfig(r=4, target_modules=["q"], init_lora_weights=start)))
+
+
+@pytest.mark.ecosystem("peft")
+def test_nan_in_an_adapter_is_not_merged():
+    from peft import LoraConfig, get_peft_model
+
+    from halfbyte.torch.peft import merge_dense, with_packed_layers
+
+    model = get_peft_model(Small(), with_packed_layers(LoraConfig(r=4, target_modules=["q"])))
+    model.base_model.model.q.lora_B["default"].weight.data.fill_(torch.nan)
+    for merge in (merge_dense, lambda m: m.merge_and_unload()):
+        with pytest.raises(UnsupportedError, match="default: NaN or infinity in the merged weight"):
+            merge(model)

@@ -165,7 +165,8 @@ class TrainableWeight:
             if part not in self.ranges:
                 out[part] = start
                 continue
-            wanted = start + self.ranges[part] * self._units[part]
+            # Half a unit at most: a scale, whose unit is its own start, keeps its sign.
+            wanted = start + self.ranges[part].clamp(-0.5, 0.5) * self._units[part]
             out[part] = _StraightThrough.apply(wanted, self._nearest(part, wanted.detach()))
         return out
 

@@ -37,7 +37,7 @@ def chat(
     stop: Stop = None,
     seed: Seed = 0,
     chat_template: ChatTemplate = None,
-    activations: Annotated[str, typer.Option(help="exact, or int8.")] = "exact",
+    activations: Annotated[str, typer.Option(help="exact, int8, or on an NVIDIA GPU fp8.")] = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     engine: EngineOption = Engine.auto,
@@ -60,6 +60,7 @@ def chat(
             from ..generation.native_model import native_model
             from ..generation.native_tokenizer import templated_tokenizer
 
+            os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise to install torch
             tokenizer, stop_ids = templated_tokenizer(checkpoint)
             model: Any = native_model(checkpoint, activations)
     from ..generation.chat import Chat

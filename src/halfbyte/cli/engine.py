@@ -44,12 +44,17 @@ def takes_native(
     """
     if engine is Engine.transformers:
         return False
-    options = {"--backend": backend in (None, "cpu"), "--device": device == "cpu", "--dtype": dtype in (None, "float32")}
+    options = {
+        "--activations": activations in ("exact", "int8"),
+        "--backend": backend in (None, "cpu"),
+        "--device": device == "cpu",
+        "--dtype": dtype in (None, "float32"),
+    }
     why = next((f"{name} as given" for name, fits in options.items() if not fits), "several prompts" if prompts > 1 else "")
     if not why:
         from ..generation.native_model import why_not_native
 
         why = why_not_native(checkpoint, activations)
     if why and engine is Engine.native:
-        raise UnsupportedError(f"[{command}] --engine native: {why}; --engine transformers can")
+        raise UnsupportedError(f"[{command}] --engine native: {why}; use --engine transformers")
     return not why

@@ -29,7 +29,9 @@ def generate(
     repeat_penalty: RepeatPenalty = 1.0,
     stop: Stop = None,
     seed: Seed = 0,
-    activations: Annotated[str, typer.Option(help="exact, or int8: faster, activations rounded a group at a time.")] = "exact",
+    activations: Annotated[
+        str, typer.Option(help="exact; int8: faster, activations rounded a group at a time; on an NVIDIA GPU fp8.")
+    ] = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`; without it the best that serves.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,

@@ -50,7 +50,7 @@ class NativeTokenizer:
 def templated_tokenizer(checkpoint: Checkpoint) -> tuple[Any, set[int]]:
     """(transformers' tokenizer of the file, the tokens that end a reply)."""
     try:
-        import jinja2  # noqa: F401 what transformers renders with, imported by it when a template is
+        import jinja2  # noqa: F401  transformers imports it when it renders
 
         import transformers  # noqa: F401
 

@@ -31,8 +31,10 @@ from .composite_linear import CompositeLinear
 from .modules import QLinear
 from .packed_weight import PackedWeight
 
-OTHER_PRODUCTS = ("use_dora", "lora_bias", "velora_config", "kasa_config", "alora_invocation_tokens")
+OTHER_PRODUCTS = ("use_dora", "lora_bias", "velora_config", "kasa_config", "alora_invocation_tokens", "use_qalora")
 """Fields of a LoraConfig that compute another product than x · (W + B · A · scaling)ᵀ."""
+OTHER_STARTS = ("pissa", "olora", "corda", "loftq")
+"""Beginnings of `init_lora_weights` that change the base weight, which is packed."""
 
 
 class LoraQLinear(nn.Module, LoraLayer):  # type: ignore[misc] # torch and peft are not type-checked
@@ -47,6 +49,9 @@ class LoraQLinear(nn.Module, LoraLayer):  # type: ignore[misc] # torch and peft 
         asked = [name for name in OTHER_PRODUCTS if getattr(config, name, None)]
         if asked:
             raise UnsupportedError(f"[peft] {', '.join(asked)} on a packed layer; allowed: LoRA without it")
+        start = getattr(config, "init_lora_weights", True)
+        if isinstance(start, str) and start.startswith(OTHER_STARTS):
+            raise UnsupportedError(f"[peft] init_lora_weights={start!r} changes the base weight, which is packed; allowed: True")
         super().__init__()
         LoraLayer.__init__(self, base_layer)
         self.fan_in_fan_out = False
@@ -79,6 +84,8 @@ class LoraQLinear(nn.Module, LoraLayer):  # type: ignore[misc] # torch and peft 
         values: NDArray[np.float32] = self.get_base_layer().canonical().dequantize("float32")
         for name in adapters:
             values = values + self.get_delta_weight(name).detach().cpu().numpy()
+        if not np.isfinite(values).all():
+            raise UnsupportedError(f"[merge] {', '.join(adapters)}: NaN or infinity in the merged weight")
         return values
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
@@ -120,19 +127,21 @@ def with_packed_layers(config: LoraConfig) -> LoraConfig:
 
 def merge_dense(model: Any) -> Any:
     """The model of a PeftModel, whose layers with adapters are dense `nn.Linear` of the merged
-    values, in the dtype of the adapters.
+    values, in the dtype of the adapters. Adapters that are merged stay so; where none is, the
+    active ones are merged.
     """
     base = model.get_base_model()
     for path, layer in list(base.named_modules()):
         if isinstance(layer, LoraQLinear):
+            merged = list(layer.merged_adapters)
             layer.unmerge()
             packed = layer.get_base_layer()
             if isinstance(packed, CompositeLinear):
                 raise UnsupportedError(
                     f"[merge_dense] {path} is {packed.canonical().format}, which multiplies dense parts besides"
                 )
-            names = [name for name in layer.active_adapters if name in layer.lora_A]
-            like = layer.lora_A[names[0]].weight if names else torch.empty(0)
+            names = merged or [name for name in layer.active_adapters if name in layer.lora_A]
+            like = next(iter(layer.lora_A.values())).weight
             dense = nn.Linear(packed.in_features, packed.out_features, bias=packed.bias is not None, device="meta")
             values = torch.from_numpy(layer.merged_values(names))
             dense.weight = nn.Parameter(values.to(like.device, like.dtype), requires_grad=False)
