@@ -17,7 +17,7 @@ import torch
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
 from halfbyte.cli.demo import model_path
-from halfbyte.errors import UnsupportedError
+from halfbyte.errors import CheckpointError, ShapeError, UnsupportedError
 from halfbyte.generation import native_model as module
 from halfbyte.generation.native_model import NativeModel, native_model, why_not_native
 from halfbyte.generation.native_tokenizer import NativeTokenizer
@@ -25,10 +25,11 @@ from halfbyte.generation.rotary import rotation_of
 from halfbyte.generation.single import Generation, end_tokens
 from halfbyte.transformers import load_model
 from halfbyte.transformers.decode.session import DecodeSession
+from support import gguf_models
 from support.cpu_weights import needs_native
 from support.gguf_families import FAMILIES, family_model, write_family
 from support.gguf_models import LLAMA3, MODELS, YARN, dense_model, write
-from support.gguf_writer import F16, Q8_0, Tensor
+from support.gguf_writer import F16, F32, Q8_0, Tensor
 from support.tiny_models import agree
 
 pytestmark = needs_native
@@ -136,6 +137,62 @@ def test_what_the_ledger_does_not_account_for_is_an_error(tmp_path, capsys):
     path = write(tmp_path / "m.gguf", "llama", dense_model("llama"), packed=True, kinds=(Q8_0,), more=more)
     assert main(["generate", str(path), "-p", "abc", "-n", "2"]) == 2
     assert "blk.0.attn_q.scales" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arch", "more", "said"),
+    [
+        ("llama", Tensor("blk.0.attn_q_norm.weight", (32,), F32, bytes(128)), "attn_q_norm"),
+        ("llama", Tensor("output.bias", (48,), F32, bytes(192)), ".bias"),
+    ],
+)
+def test_a_tensor_that_the_architecture_does_not_have_is_never_computed_with(arch, more, said, tmp_path, capsys):
+    path = write(tmp_path / "m.gguf", arch, dense_model(arch), packed=True, kinds=(Q8_0,), more=[more])
+    for engine in ("auto", "native", "transformers"):
+        assert main(["generate", str(path), "-p", "abc", "-n", "2", "--engine", engine]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arch", "left_out"),
+    [
+        ("qwen3", "blk.0.attn_q_norm.weight"), ("gemma3", "blk.3.attn_k_norm.weight"), ("qwen2", "blk.1.attn_v.bias"),
+        ("llama", "blk.1.ffn_norm.weight"), ("gemma3", "output_norm.weight"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("options", [(), ("--allow-unknown", "*")])
+def test_a_norm_or_bias_that_is_missing_is_an_error(arch, left_out, options, tmp_path, monkeypatch, capsys):
+    """Let through or not, the model has no text without it."""
+    plain = gguf_models.GGUF
+
+    def without(pairs: Any, tensors: Any) -> Any:
+        kept = [t for t in tensors if t.name != left_out]
+        assert len(kept) == len(tensors) - 1
+        return plain(pairs=pairs, tensors=kept)
+
+    monkeypatch.setattr(gguf_models, "GGUF", without)
+    path = write(tmp_path / "m.gguf", arch, dense_model(arch), packed=True, kinds=(Q8_0,))
+    assert main(["generate", str(path), "-p", "abc", "-n", "2", "--engine", "native", *options]) == 2
+    said = capsys.readouterr().err
+    assert left_out.removesuffix(".weight") in said or ".v_proj.bias" in said or "norm.weight" in said
+
+
+SIZES = [("hidden_size", 32), ("intermediate_size", 64), ("num_key_value_heads", 4), ("head_dim", 16)]
+
+
+@pytest.mark.parametrize(("name", "size"), SIZES)
+def test_a_shape_that_is_not_the_configurations_names_the_tensor(name, size, tmp_path, monkeypatch):
+    with open_checkpoint(packed_file(tmp_path, "qwen3")) as checkpoint:
+        view = module.ModelView(checkpoint)
+        monkeypatch.setitem(view.config, name, size)
+        monkeypatch.setattr(module, "ModelView", lambda source: view)
+        with pytest.raises(CheckpointError, match=r"is \[.*\]; the header's sizes make it \["):
+            native_model(checkpoint)
+
+
+def test_a_call_takes_tokens(tmp_path):
+    with open_checkpoint(packed_file(tmp_path, "llama")) as checkpoint, pytest.raises(ShapeError, match="one or more"):
+        native_model(checkpoint).session()([])
 
 
 # ------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from ..backends import Call, Prepared
 from ..backends.cpu import CPUBackend, activations_named, aligned_empty, native
 from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
-from ..errors import BackendError, CheckpointError, UnsupportedError
+from ..errors import BackendError, CheckpointError, ShapeError, UnsupportedError
 from ..gguf_models.names import ROTATION_FACTORS
 from ..gguf_models.view import ModelView
 from ..ops import choose, embedding, linear
@@ -49,6 +49,8 @@ GEMMA_NORMS = {
 }  # fmt: skip
 HEAD_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 """Part of a layer -> its module in transformers' model."""
+NORMED_HEADS = ("qwen3", "gemma3_text")
+"""Model types whose heads have norms."""
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 """`hidden_act` of a configuration -> the gate's function."""
 UNSUPPORTED_OPTIONS = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
@@ -120,7 +122,9 @@ class NativeSession:
         self._written = self._room = 0  # tokens of the bound tables
 
     def __call__(self, ids: Sequence[int]) -> F32:
-        """Logits (vocabulary,) after these tokens, which follow those of earlier calls."""
+        """Logits (vocabulary,) after these tokens, at least one, that follow those of earlier calls."""
+        if not len(ids):
+            raise ShapeError("[generate] no tokens; a call takes one or more")
         if len(ids) == 1 and self.positions:
             hidden = self._step(ids[0])
         else:
@@ -363,6 +367,8 @@ class _Reader:
         self.divisors = np.asarray(checkpoint[ROTATION_FACTORS], np.float32) if ROTATION_FACTORS in checkpoint else None
         self.rotations = self.ropes()
         self.kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+        ends = {name: f".{module}.bias" for name, module in PROJECTIONS.items()}
+        self.biased = {name for name, end in ends.items() if any(key.endswith(end) for key in self.view.keys())}  # noqa: SIM118
         self.check_names()
         self.backend, self.nbytes, self.weights = CPUBackend(), 0, 0
 
@@ -371,24 +377,41 @@ class _Reader:
 
     def check_names(self) -> None:
         """Every matrix is packed in a format that the core multiplies, and nothing else is there."""
-        layers = [f"model.layers.{i}." for i in range(len(self.kinds))]
-        packed = ["model.embed_tokens", *([] if self.config["tie_word_embeddings"] else ["lm_head"])]
-        packed += [layer + module for layer in layers for module in PROJECTIONS.values()]
-        for key in packed:
+        config, layers = self.config, [f"model.layers.{i}." for i in range(len(self.kinds))]
+        hidden, wide, d = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+        queries, keys = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
+        sizes = {
+            "q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries),
+            "gate": (wide, hidden), "up": (wide, hidden), "down": (hidden, wide),
+        }  # fmt: skip
+        products = {layer + module: sizes[name] for layer in layers for name, module in PROJECTIONS.items()}
+        tables = ["model.embed_tokens", *([] if config["tie_word_embeddings"] else ["lm_head"])]
+        packed = products | dict.fromkeys(tables, (config["vocab_size"], hidden))
+        for key, shape in packed.items():
             info = self.view.info(key) if key in self.view else None
             if info is None or info.format is None or len(info.shape) != 2:
                 raise self.other(f"{key} is not packed")
+            self.check_shape(key, shape)
             try:
                 backend = choose(Call("linear", info.format, activations=self.activations), "cpu").name
             except BackendError:
                 backend = ""
             if backend != "cpu":
                 raise self.other(f"{key} is {info.format}, which the native core does not multiply")
-        norms = (GEMMA_NORMS if self.gemma else NORMS) | HEAD_NORMS
-        known = {*packed, "model.norm.weight", *(f"{key}.bias" for key in packed)}
-        known |= {f"{layer}{module}.weight" for layer in layers for module in norms.values()}
-        if left := [key for key in self.view.keys() if key not in known]:  # noqa: SIM118 a checkpoint's keys are in file order
+        norms = dict.fromkeys((GEMMA_NORMS if self.gemma else NORMS).values(), hidden)
+        norms |= dict.fromkeys(HEAD_NORMS.values(), d) if config["model_type"] in NORMED_HEADS else {}
+        dense = {"model.norm.weight": hidden, **{f"{key}.bias": shape[0] for key, shape in products.items()}}
+        dense |= {f"{layer}{module}.weight": width for layer in layers for module, width in norms.items()}
+        for key, width in dense.items():
+            if key in self.view:
+                self.check_shape(key, (width,))
+        if left := [key for key in self.view.keys() if key not in packed and key not in dense]:  # noqa: SIM118 in file order
             raise self.other(f"{left[0]} is a tensor that transformers computes with")
+
+    def check_shape(self, key: str, wanted: tuple[int, ...]) -> None:
+        found = self.view.info(key).shape
+        if tuple(found) != wanted:
+            raise CheckpointError(f"[generate] {self.path}: {key} is {list(found)}; the header's sizes make it {list(wanted)}")
 
     def model(self) -> NativeModel:
         """Reads the weights."""
@@ -416,9 +439,13 @@ class _Reader:
 
     def layer(self, index: int, kind: str) -> Layer:
         config, path = self.config, f"model.layers.{index}."
-        weights = {name: (self.packed(path + module), self.bias(path + module)) for name, module in PROJECTIONS.items()}
+        weights = {
+            name: (self.packed(path + module), self.dense(f"{path}{module}.bias") if name in self.biased else None)
+            for name, module in PROJECTIONS.items()
+        }
         norms = {name: self.norm(path + module) for name, module in (GEMMA_NORMS if self.gemma else NORMS).items()}
-        norms |= {name: self.norm(path + module) for name, module in HEAD_NORMS.items() if f"{path}{module}.weight" in self.view}
+        if config["model_type"] in NORMED_HEADS:
+            norms |= {name: self.norm(path + module) for name, module in HEAD_NORMS.items()}
         mode = activations_named(self.activations)
         products = {name: Product(weight.data.native, weight.shape[0], bias, mode) for name, (weight, bias) in weights.items()}
         ropes, d = list(self.rotations), config["head_dim"]
@@ -454,6 +481,3 @@ class _Reader:
     def norm(self, module: str) -> Norm:
         scale = self.dense(f"{module}.weight")
         return Norm(np.float32(1) + scale if self.gemma else scale, self.config["rms_norm_eps"])
-
-    def bias(self, module: str) -> F32 | None:
-        return self.dense(f"{module}.bias") if f"{module}.bias" in self.view else None
