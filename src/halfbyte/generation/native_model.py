@@ -122,7 +122,7 @@ class NativeSession:
         self._written = self._room = 0  # tokens of the bound tables
 
     def __call__(self, ids: Sequence[int]) -> F32:
-        """Logits (vocabulary,) after these tokens, at least one, that follow those of earlier calls."""
+        """Logits (vocabulary,) after these tokens, which follow those of earlier calls."""
         if not len(ids):
             raise ShapeError("[generate] no tokens; a call takes one or more")
         if len(ids) == 1 and self.positions:
