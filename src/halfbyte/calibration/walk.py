@@ -38,7 +38,7 @@ from ..gguf_models.to_gguf import GGUFView
 from ..quantizers import Factored, factored, gptq, has_search, mse, on_tensors
 from ..quantizers.groups import checked_importance
 from ..spec import Format
-from ..tensor.concat import stack
+from ..tensor.concat import stack, take_rows
 from ..tensor.qtensor import QTensor
 from ..tensor.quantize import quantize
 from ..transformers.fill.module_paths import is_experts
@@ -304,7 +304,7 @@ class _Calibration:
             q = done.weights[module]
             q = q if m.expert is None else q[m.expert]
             order = self.source.rows(m.key, q.shape[0])
-            out.append((m, q if order is None else _rows(q, order)))
+            out.append((m, q if order is None else take_rows(q, order)))
         self.source.drop(number)
         return out
 
@@ -372,7 +372,7 @@ class _Calibration:
         order = self.source.rows(key, q.shape[0])
         if order is None:
             return q
-        return _rows(q, np.argsort(order))
+        return take_rows(q, np.argsort(order))
 
     def report_uncalibrated(self, result: Calibrated, uncalibrated: list[str]) -> None:
         """Note which weights of the recipe no token reached, and which are in no layer."""
@@ -387,12 +387,6 @@ class _Calibration:
                     f"{len(names)} weights {why} and are rounded with searched scales: {', '.join(names[:6])}"
                     + (", ..." if len(names) > 6 else "")
                 )
-
-
-def _rows(q: QTensor, order: NDArray[np.int64]) -> QTensor:
-    """The rows of a matrix in another order."""
-    parts = {p: a if p == "global_scale" else np.ascontiguousarray(a[order]) for p, a in q.parts.items()}
-    return QTensor(q.format, q.shape, parts, origin=q.origin)
 
 
 def multiplying(layer: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
