@@ -12,7 +12,7 @@ import typer
 
 from ..errors import CheckpointError, UnsupportedError
 from .drawing import ChatTemplate, MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
-from .engine import Engine, EngineOption, takes_native
+from .engine import ActivationsOption, Engine, EngineOption, native_engine
 from .failures import complain
 from .opening import AllowUnknown, ConfigOption, config_of, open_with
 from .terminal import print_json, printable
@@ -37,7 +37,7 @@ def chat(
     stop: Stop = None,
     seed: Seed = 0,
     chat_template: ChatTemplate = None,
-    activations: Annotated[str, typer.Option(help="exact, int8, or on an NVIDIA GPU fp8.")] = "exact",
+    activations: ActivationsOption = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     engine: EngineOption = Engine.auto,
@@ -55,18 +55,17 @@ def chat(
 
         sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
         path = checkpoint.path
-        native = takes_native(checkpoint, "chat", engine, activations=activations, backend=backend, device=device)
-        if native:
-            from ..generation.native_model import native_model
+        native = native_engine(checkpoint, "chat", engine, activations=activations, backend=backend, device=device)
+        if native is not None:
             from ..generation.native_tokenizer import templated_tokenizer
 
             os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise to install torch
             tokenizer, stop_ids = templated_tokenizer(checkpoint)
-            model: Any = native_model(checkpoint, activations)
+            model: Any = native.model()
     from ..generation.chat import Chat
     from ..generation.templates import template_named
 
-    if not native:
+    if native is None:
         from ..transformers import load_model
 
         model, tokenizer = load_model(

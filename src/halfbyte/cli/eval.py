@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UnsupportedError
+from .engine import ActivationsOption
 from .generate import peak_memory
 from .opening import AllowUnknown, ConfigOption, check_report, config_of, downloaded, open_with
 from .terminal import Column, human_bytes, print_json, print_table, printable, progress
@@ -36,7 +37,7 @@ def eval(
     min_agreement: Annotated[str | None, typer.Option(help="95% or 0.95 equal greedy tokens.")] = None,
     min_cosine: Annotated[str | None, typer.Option(help="0.99 for every layer and the embedding.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots here.")] = None,
-    activations: Annotated[str, typer.Option(help="exact, int8, or on an NVIDIA GPU fp8.")] = "exact",
+    activations: ActivationsOption = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,

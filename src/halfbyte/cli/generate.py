@@ -11,7 +11,7 @@ import typer
 
 from ..errors import UnsupportedError
 from .drawing import MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
-from .engine import Engine, EngineOption, takes_native
+from .engine import ActivationsOption, Engine, EngineOption, native_engine
 from .opening import AllowUnknown, ConfigOption, config_of, open_with
 from .terminal import human_bytes, human_count, print_json, printable
 
@@ -29,9 +29,7 @@ def generate(
     repeat_penalty: RepeatPenalty = 1.0,
     stop: Stop = None,
     seed: Seed = 0,
-    activations: Annotated[
-        str, typer.Option(help="exact; int8: faster, activations rounded a group at a time; on an NVIDIA GPU fp8.")
-    ] = "exact",
+    activations: ActivationsOption = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`; without it the best that serves.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
@@ -58,22 +56,21 @@ def generate(
         if len(texts) > 1 and stop:
             raise UnsupportedError("[generate] --stop with several prompts; give one prompt a run")
         start = time.perf_counter()
-        native = takes_native(
+        native = native_engine(
             checkpoint, "generate", engine,
             activations=activations, backend=backend, device=device, dtype=dtype, prompts=len(texts),
         )  # fmt: skip
-        if native:
-            from ..generation.native_model import native_model
+        if native is not None:
             from ..generation.native_tokenizer import NativeTokenizer
 
             # The tokenizer first: making it takes, for a moment, as much memory as a small model.
             tokenizer: Any = NativeTokenizer(checkpoint)
-            model: Any = native_model(checkpoint, activations)
+            model: Any = native.model()
             size: Any = model
     from ..generation.single import Generation
 
-    facts = {"path": str(path), "activations": activations, "engine": "native" if native else "transformers"}
-    if not native:
+    facts = {"path": str(path), "activations": activations, "engine": "transformers" if native is None else "native"}
+    if native is None:
         from ..transformers import import_model_code, load_model, model_size
 
         import_model_code(path, config_of(config))

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from .drawing import ChatTemplate
+from .engine import ActivationsOption
 from .failures import complain
 from .opening import AllowUnknown, ConfigOption, config_of, downloaded, open_with
 from .terminal import printable
@@ -27,7 +28,7 @@ def serve(
         bool, typer.Option("--batching", help="Batch requests that come at the same time; else one waits for the other.")
     ] = False,
     cors: Annotated[bool, typer.Option("--cors", help="Allow requests from any origin.")] = False,
-    activations: Annotated[str, typer.Option(help="exact, int8, or on an NVIDIA GPU fp8.")] = "exact",
+    activations: ActivationsOption = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,

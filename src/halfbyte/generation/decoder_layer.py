@@ -17,9 +17,6 @@ from typing import Any
 
 from ..backends.cpu import native
 
-GATES = ("silu", "gelu_tanh")
-"""Activations of the feed-forward part: members of the native `Gate`."""
-
 
 @dataclass(frozen=True)
 class Norm:
@@ -54,7 +51,7 @@ class DecoderLayer:
     q_norm, k_norm         norms of each head's query and key, or None
     head_dim               d
     scaling                factor of the scores
-    gate_function          one of `GATES`
+    gate_function          a member of the native `Gate`: "silu" or "gelu_tanh"
     rotation               index of the layer's table of angles
     """
 

@@ -323,29 +323,27 @@ def _attention(q: F32, cache: _Cache, scaling: float) -> F32:
 
 
 def native_model(checkpoint: Checkpoint, activations: str = "exact") -> NativeModel:
-    """The model of a GGUF file.
-
-    Raises UnsupportedError where transformers is needed (`why_not_native`), CheckpointError for a
-    damaged or incomplete file.
-    """
-    return _Reader(checkpoint, activations).model()
+    """The model of a GGUF file. Raises what `NativeReader` raises."""
+    return NativeReader(checkpoint, activations).model()
 
 
-def why_not_native(checkpoint: Checkpoint, activations: str = "exact") -> str:
-    """Why transformers is needed, by the file's header: another architecture, an option or a tensor
-    that is not computed here, a dense matrix, no native core. "" where it is not.
-
-    Raises CheckpointError for a damaged or incomplete file.
+def native_reader(checkpoint: Checkpoint, activations: str = "exact") -> NativeReader | str:
+    """The reader of a model that is computed here, or why transformers is needed, as a clause.
+    CheckpointError for a damaged or incomplete file.
     """
     try:
-        _Reader(checkpoint, activations)
+        return NativeReader(checkpoint, activations)
     except UnsupportedError as error:
         return str(error).partition("] ")[2].removeprefix(f"{checkpoint.path}: ")
-    return ""
 
 
-class _Reader:
-    """Reads a checkpoint into a `NativeModel`. Raises UnsupportedError for what is not computed."""
+class NativeReader:
+    """Reads a checkpoint into a `NativeModel`: its header here, its weights by `model`.
+
+    Raises UnsupportedError for what is not computed here: another architecture, an option, a
+    rotation or a tensor that only transformers knows, a dense matrix, no native core.
+    CheckpointError for a damaged or incomplete file.
+    """
 
     def __init__(self, checkpoint: Checkpoint, activations: str) -> None:
         self.path, self.activations = checkpoint.path, activations
