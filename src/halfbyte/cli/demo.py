@@ -75,15 +75,11 @@ def _share_of_limit(nbytes: int, tokens_per_s: float) -> str:
     """How near the tokens come to what the memory gives: each reads all weights once (the table of
     tokens is the head, too).
     """
-    import numpy as np
+    from ..backends.cpu import native
+    from ..bench.cpu.limits import read_gbps
 
-    from ..backends.cpu import aligned_empty, native
-    from ..bench.cpu.limits import READ_BYTES, read_gbps
-
-    memory = aligned_empty(READ_BYTES)
-    memory[:] = np.resize(np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8), memory.size)
     threads = native().threads()
-    rate, limit = nbytes * tokens_per_s / 1e9, read_gbps(memory, threads)
+    rate, limit = nbytes * tokens_per_s / 1e9, read_gbps(threads)
     return (
         f"A token reads {nbytes / 1e6:,.0f} MB of weights: {rate:.1f} GB/s, {rate / limit:.0%} of the {limit:.1f} GB/s that "
         f"{threads} thread{'s' if threads > 1 else ''} read from memory here"

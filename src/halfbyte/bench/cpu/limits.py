@@ -76,12 +76,10 @@ def limits(threads: int, clock: Clock = time.perf_counter) -> Record:
     from ...backends.cpu import native
     from ...errors import BackendError
 
-    memory = aligned_empty(max(READ_BYTES, 3 * last_cache_bytes()))
-    memory[:] = np.random.default_rng(0).integers(0, 256, memory.shape, np.uint8)
     try:
         core = native()
     except BackendError:
-        return _numpy_limits(memory, threads, clock)
+        return _numpy_limits(_memory(), threads, clock)
     # Pairs of equal bytes times 1 and −1: products of ordinary size whose sums stay small.
     operands = aligned_empty(512)
     operands[:256] = np.repeat(np.random.default_rng(1).integers(0, 128, 128, np.uint8), 2)
@@ -95,14 +93,21 @@ def limits(threads: int, clock: Clock = time.perf_counter) -> Record:
         return parallel_rate([lambda: float(core.probe(kind, operands, rounds))] * threads, clock)
 
     return {
-        "read_gbps": read_gbps(memory, threads, clock),
+        "read_gbps": read_gbps(threads, clock),
         "gflops": rate(core.Probe.fma) / 1e9,
         "gops": rate(core.Probe.dot) / 1e9,
     }
 
 
-def read_gbps(memory: NDArray[np.uint8], threads: int, clock: Clock = time.perf_counter) -> float:
-    """10⁹ bytes that the native core reads a second of `memory`, on so many threads. BackendError
+def _memory() -> NDArray[np.uint8]:
+    """Random bytes that no cache holds."""
+    memory = aligned_empty(max(READ_BYTES, 3 * last_cache_bytes()))
+    memory[:] = np.random.default_rng(0).integers(0, 256, memory.shape, np.uint8)
+    return memory
+
+
+def read_gbps(threads: int, clock: Clock = time.perf_counter) -> float:
+    """10⁹ bytes that the native core reads a second from memory, on so many threads. BackendError
     where there is no native core.
     """
     from ...backends.cpu import native
@@ -112,7 +117,7 @@ def read_gbps(memory: NDArray[np.uint8], threads: int, clock: Clock = time.perf_
     def reader(part: NDArray[np.uint8]) -> Callable[[], float]:
         return lambda: float(core.probe(core.Probe.read, part, 0))
 
-    return parallel_rate([reader(p) for p in np.array_split(memory, threads)], clock) / 1e9
+    return parallel_rate([reader(p) for p in np.array_split(_memory(), threads)], clock) / 1e9
 
 
 def _numpy_limits(memory: NDArray[np.uint8], threads: int, clock: Clock) -> Record:
