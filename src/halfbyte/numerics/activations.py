@@ -39,6 +39,11 @@ def segment_length(longest: int) -> int:
     return next(s for s in (128, 64, 32) if padded % s == 0)
 
 
+def product_bits(fmt: Format) -> int:
+    """Significant bits of an element, less its zero point, times its group scale, at most."""
+    return element_significant_bits(fmt.element, fmt.bits) + (fmt.zero == "int") + SCALE_BITS.get(fmt.scale, 24)
+
+
 def activation_span(fmt: Format, segment: int) -> int:
     """Inputs that one scale of 8-bit activations covers: whole segments, up to 128 inputs, or one
     segment.
@@ -49,8 +54,7 @@ def activation_span(fmt: Format, segment: int) -> int:
     """
     if fmt.bits > 4 or fmt.super_size or fmt.bias or fmt.minimum:
         return segment
-    bits = element_significant_bits(fmt.element, fmt.bits) + (fmt.zero == "int") + SCALE_BITS.get(fmt.scale, 24) + 7
-    return segment * max(1, LONGEST_SEGMENT // segment) if bits <= 24 else segment
+    return segment * max(1, LONGEST_SEGMENT // segment) if product_bits(fmt) + 7 <= 24 else segment
 
 
 def is_integral(fmt: Format) -> bool:
@@ -164,5 +168,5 @@ def rounded(x: F32, fmt: Format, activations: str, group_index: NDArray[Any] | N
 
 __all__ = [
     "INTEGRAL_TABLES", "LONGEST_SEGMENT", "SCALE_BITS", "activation_span", "exact_in_e4m3", "is_integral",
-    "refusal", "round_e4m3", "round_int8", "rounded", "segment_length",
+    "product_bits", "refusal", "round_e4m3", "round_int8", "rounded", "segment_length",
 ]  # fmt: skip

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...numerics.activations import INTEGRAL_TABLES, LONGEST_SEGMENT, SCALE_BITS, activation_span, segment_length
+from ...numerics.activations import INTEGRAL_TABLES, activation_span, product_bits, segment_length
 from ...numerics.exact import bfloat16
-from ...numerics.minifloat import MINIFLOATS, element_significant_bits, element_table
+from ...numerics.minifloat import MINIFLOATS, element_table
 from ...spec import Format
 from ...tensor.qtensor import QTensor
 
@@ -162,8 +162,7 @@ def fits_panels(fmt: Format) -> bool:
     if fmt.group_size != -1 and fmt.group_size < SHORTEST_GROUP:
         return False
     if fmt.global_op or fmt.divisor != 1.0:
-        bits = element_significant_bits(fmt.element, fmt.bits) + (fmt.zero == "int") + SCALE_BITS.get(fmt.scale, 24)
-        return bits <= 24 and not fmt.super_size and not fmt.bias
+        return product_bits(fmt) <= 24 and not fmt.super_size and not fmt.bias
     return True
 
 
@@ -200,8 +199,8 @@ def kernel_order(fmt: Format, k: int, index: NDArray[np.int32] | None) -> tuple[
     longest = size
     if index is not None:
         longest = int(np.bincount(index, minlength=groups).max(initial=1))
-    padded = -(-longest // 8) * 8 if longest <= LONGEST_SEGMENT else -(-longest // 32) * 32
     segment = segment_length(longest)
+    padded = -(-longest // segment) * segment
     if index is None and padded == size:
         return groups, padded, segment, None
     gather = np.full((groups, padded), -1, np.int32)
