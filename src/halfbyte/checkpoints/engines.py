@@ -28,11 +28,13 @@ Version = tuple[int, ...]
 NEWEST: Version = (9998,)
 LATEST: Version = (9999,)
 """Of an engine that is named without a version; and above every version."""
-ENGINES = ("vllm", "transformers", "llama.cpp", "mlx", "sglang", "gptqmodel")
+ENGINES = ("vllm", "vllm-cpu", "transformers", "llama.cpp", "mlx", "sglang", "gptqmodel")
 
 READS: dict[str, tuple[str, ...]] = {
     "vllm": ("dense", "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "torchao", "fp8", "auto-round", "quark",
              "gguf", "bitsandbytes", "hqq"),
+    "vllm-cpu": ("dense", "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "torchao", "fp8", "auto-round", "quark",
+                 "gguf", "bitsandbytes", "hqq"),
     "sglang": ("dense", "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "torchao", "fp8", "auto-round", "quark",
                "gguf", "bitsandbytes"),
     "transformers": ("dense", "gptq", "awq", "compressed-tensors", "gpt-oss", "torchao", "fp8", "auto-round", "quark", "gguf",
@@ -43,10 +45,12 @@ READS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Engine -> `Checkpoint.format` of what some version of it reads."""
 TARGETS = {
-    "vllm": "compressed-tensors", "sglang": "compressed-tensors", "transformers": "compressed-tensors", "llama.cpp": "gguf",
-    "mlx": "mlx", "gptqmodel": "gptq",
+    "vllm": "compressed-tensors", "vllm-cpu": "compressed-tensors", "sglang": "compressed-tensors",
+    "transformers": "compressed-tensors", "llama.cpp": "gguf", "mlx": "mlx", "gptqmodel": "gptq",
 }  # fmt: skip
 """Engine -> the target that it reads in most versions."""
+BUILDS = {"vllm-cpu": "vllm"}
+"""A build for other devices -> the engine whose rules it has besides its own."""
 UNREAD_REPORTS = {
     "llama.cpp": "https://github.com/ggml-org/llama.cpp/issues/10965",
     "mlx": "https://github.com/ml-explore/mlx-lm/issues/727",
@@ -137,6 +141,18 @@ def _sparse(f: Facts) -> bool:
     return structure == "2:4" or "marlin-24" in words or "sparse-24-bitmask" in words
 
 
+def _other_gptq(f: Facts) -> bool:
+    return (f.config.get("bits"), f.config.get("sym", True)) not in ((4, True), (8, True))
+
+
+def _small_floats(f: Facts) -> bool:
+    return f.info is not None and f.info.format is not None and f.info.format.name.startswith(("nvfp4", "mxfp4"))
+
+
+def _not_32(f: Facts) -> bool:
+    return f.info is not None and f.info.shape is not None and any(size % 32 for size in f.info.shape)
+
+
 def _asymmetric_experts(f: Facts) -> bool:
     return f.experts and f.info is not None and f.info.format is not None and f.info.format.zero == "int"
 
@@ -204,8 +220,36 @@ GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the models whose query scale is not the head's length (gguf_models/gemma.py)."""
 GEMMA_QUERY = 256
 """What transformers takes for `query_pre_attn_scalar` of a GGUF, which its reader does not set."""
-MLX_THETA = {"qwen2": 1e6, "gpt_oss": 150000.0, "gemma3_text": 1e6}
-"""Model types of which mlx-lm has a default for a `rope_theta` that config.json lacks."""
+MLX_THETA = {
+    "qwen2": 1e6, "qwen2_moe": 1e6, "gpt_oss": 150000.0, "gemma3_text": 1e6, "llama": 1e4, "mistral": 1e4, "mixtral": 1e6,
+    "phi3": 1e4, "phimoe": 1e4, "gemma": 1e4, "gemma2": 1e4, "starcoder2": 1e5, "smollm3": 1e4, "olmo2": 1e4, "olmoe": 1e4,
+    "glm": 1e4, "cohere": 8e6, "cohere2": 5e4,
+}  # fmt: skip
+"""Model types of which mlx-lm reads no `rope_parameters`, and its default for a `rope_theta` that
+config.json lacks.
+"""
+MLX_WIDTH_HEADS = frozenset({
+    "qwen2", "qwen2_moe", "mixtral", "phi3", "phimoe", "starcoder2", "stablelm", "cohere", "granite", "granitemoe", "internlm2",
+    "minicpm", "lfm2", "gpt_neox", "deepseek", "hunyuan",
+})  # fmt: skip
+"""Model types of which mlx-lm does not read `head_dim`: a head is hidden_size over the heads."""
+MLX_NO_WINDOW = frozenset({"gemma2", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"})
+"""Model types of which mlx-lm does not read `sliding_window`; mistral's only as `layer_types`."""
+LLAMA_CPP_WIDTH = frozenset({
+    "baichuan", "bailingmoe2", "bert", "bloom", "cohere2", "command-r", "eurobert", "falcon", "gpt2", "gptneox", "internlm2",
+    "jamba", "lfm2", "lfm2moe", "mpt", "nemotron", "olmo", "olmo2", "olmoe", "orion", "phi2", "phi3", "phimoe", "qwen2",
+    "qwen2moe", "qwen2vl", "stablelm", "starcoder", "starcoder2", "xverse",
+})  # fmt: skip
+"""`general.architecture` whose query llama.cpp takes to be as wide as the embedding."""
+LLAMA_CPP_KEYS = {
+    "expert_feed_forward_length": ("bailingmoe2", "deepseek2", "dots1", "glm4moe", "gpt-oss", "hunyuan-moe", "lfm2moe", "llama4",
+                                   "minimax-m2"),
+    "attention.sliding_window": ("cohere2", "gemma3n", "gpt-oss"),
+    "logit_scale": ("cohere2", "command-r", "granite", "granitemoe"),
+}  # fmt: skip
+"""Key -> architectures that llama.cpp does not load without it (its load_arch_hparams)."""
+TRANSFORMERS_PADDING = {"phi3": 32000}
+"""GGUF architecture -> transformers' padding token for a file that states none."""
 
 
 def _sizes(config: Mapping[str, Any], *keys: str) -> list[int] | None:
@@ -215,9 +259,14 @@ def _sizes(config: Mapping[str, Any], *keys: str) -> list[int] | None:
     return found if len(found) == len(keys) else None
 
 
-def _gemma_query(f: Facts) -> bool:
+def _gguf(f: Facts) -> tuple[str, Mapping[str, Any]]:
+    """Architecture and metadata of a GGUF."""
     metadata = getattr(f.checkpoint, "metadata", {})
-    arch = str(metadata.get("general.architecture"))
+    return str(metadata.get("general.architecture")), metadata
+
+
+def _gemma_query(f: Facts) -> bool:
+    arch, metadata = _gguf(f)
     names = ("attention.key_length", "embedding_length", "attention.head_count", "block_count")
     sizes = _sizes({name: metadata.get(f"{arch}.{name}") for name in names}, *names) if arch in GEMMA_27B else None
     if sizes is None:
@@ -227,16 +276,13 @@ def _gemma_query(f: Facts) -> bool:
 
 
 def _gemma_stretched(f: Facts) -> bool:
-    metadata = getattr(f.checkpoint, "metadata", {})
-    stretched = (
-        metadata.get("gemma3.rope.scaling.type", "none") != "none" and metadata.get("gemma3.rope.scaling.factor", 1.0) != 1
-    )
-    return metadata.get("general.architecture") == "gemma3" and stretched
+    arch, metadata = _gguf(f)
+    kind, factor = (metadata.get(f"gemma3.rope.scaling.{key}") for key in ("type", "factor"))
+    return arch == "gemma3" and kind not in (None, "none") and factor not in (None, 1)
 
 
 def _other_head_length(f: Facts) -> bool:
-    metadata = getattr(f.checkpoint, "metadata", {})
-    arch = str(metadata.get("general.architecture"))
+    arch, metadata = _gguf(f)
     sizes = _sizes(metadata, *(f"{arch}.{key}" for key in ("embedding_length", "attention.head_count", "attention.key_length")))
     if arch not in HEAD_LENGTH or sizes is None:
         return False
@@ -252,10 +298,55 @@ def _no_theta(f: Facts) -> bool:
     return default is not None and "rope_theta" not in config and main.get("rope_theta", default) != default
 
 
-def _qwen2_heads(f: Facts) -> bool:
+def _scaled_rotation(f: Facts) -> bool:
+    """A stretched rotation in rope_parameters alone."""
+    config = f.checkpoint.config
+    rope = config.get("rope_parameters")
+    if config.get("model_type") not in MLX_THETA or not isinstance(rope, dict) or config.get("rope_scaling"):
+        return False
+    parts = [p for p in (rope, *rope.values()) if isinstance(p, dict)]
+    return any(p.get("rope_type", "default") != "default" for p in parts)
+
+
+def _width_heads(f: Facts) -> bool:
     config = f.checkpoint.config
     sizes = _sizes(config, "head_dim", "num_attention_heads", "hidden_size")
-    return config.get("model_type") == "qwen2" and sizes is not None and sizes[0] * sizes[1] != sizes[2]
+    return config.get("model_type") in MLX_WIDTH_HEADS and sizes is not None and sizes[0] * sizes[1] != sizes[2]
+
+
+def _no_window(f: Facts) -> bool:
+    """A window shorter than the longest prompt, that mlx-lm does not apply."""
+    config = f.checkpoint.config
+    sizes = _sizes(config, "sliding_window", "max_position_embeddings")
+    full = config.get("model_type") == "mistral" and config.get("layer_types") is not None
+    return config.get("model_type") in MLX_NO_WINDOW and not full and sizes is not None and sizes[0] < sizes[1]
+
+
+def _other_query_width(f: Facts) -> bool:
+    arch, metadata = _gguf(f)
+    sizes = _sizes(metadata, *(f"{arch}.{key}" for key in ("attention.key_length", "attention.head_count", "embedding_length")))
+    return arch in LLAMA_CPP_WIDTH and sizes is not None and sizes[0] * sizes[1] != sizes[2]
+
+
+def _no_key(f: Facts) -> bool:
+    arch, metadata = _gguf(f)
+    return any(arch in archs and f"{arch}.{key}" not in metadata for key, archs in LLAMA_CPP_KEYS.items())
+
+
+def _no_padding(f: Facts) -> bool:
+    arch, metadata = _gguf(f)
+    tokens = metadata.get("tokenizer.ggml.tokens", ())
+    return "tokenizer.ggml.padding_token_id" not in metadata and 0 < len(tokens) <= TRANSFORMERS_PADDING.get(arch, 0)
+
+
+def _gpt_oss_rotation(f: Facts) -> bool:
+    arch, metadata = _gguf(f)
+    return arch == "gpt-oss" and "gpt-oss.rope.scaling.type" in metadata
+
+
+def _no_torchao_metadata(f: Facts) -> bool:
+    metadata = getattr(f.checkpoint, "metadata", {})
+    return bool(metadata) and "tensor_names" not in metadata
 
 
 def _no_expert_count(f: Facts) -> bool:
@@ -268,7 +359,7 @@ def _single_expert(f: Facts) -> bool:
 
 
 def _gemma_nvfp4(f: Facts) -> bool:
-    arch = str(getattr(f.checkpoint, "metadata", {}).get("general.architecture"))
+    arch, _ = _gguf(f)
     return (
         arch.startswith("gemma3") and f.info is not None and f.info.format is not None and f.info.format.name.startswith("nvfp4")
     )
@@ -286,7 +377,19 @@ RULES: tuple[Rule, ...] = (
          since=(0, 19, 1), to="compressed-tensors", whole=True),
     Rule("vllm", ("gptq", "compressed-tensors"), WRONG,
          "the group index (act-order) is ignored since 0.30: weights are multiplied with scales of other groups",
-         f"{_VLLM}/pull/54809", _act_order, since=(0, 30), whole=True),
+         f"{_VLLM}/pull/54809", _act_order, since=(0, 30), before=(0, 32), whole=True),
+    Rule("vllm", ("gptq", "compressed-tensors"), REFUSED, "the group index (act-order) is no longer read",
+         f"{_VLLM}/pull/54809", _act_order, since=(0, 32), whole=True),
+    Rule("vllm", ("gptq",), REFUSED, "of GPTQ 4 and 8 bits with sym true are read, no others", OBSERVED, _other_gptq,
+         since=(0, 32), whole=True),
+    Rule("vllm", ("fp8",), REFUSED, "the quantization config has no activation_scheme", OBSERVED,
+         lambda f: "activation_scheme" not in f.config, whole=True),
+    Rule("vllm-cpu", ("compressed-tensors", "modelopt", "gpt-oss", "quark"), REFUSED, "no kernel for this format on a CPU",
+         OBSERVED, _small_floats),
+    Rule("vllm-cpu", ("gptq", "awq", "compressed-tensors"), REFUSED, "no kernel for packed experts on a CPU", OBSERVED,
+         lambda f: f.experts),
+    Rule("vllm-cpu", ("gptq", "awq", "compressed-tensors"), REFUSED,
+         "the kernel for CPUs wants multiples of 32 as inputs and outputs", OBSERVED, _not_32),
     Rule("vllm", ("gptq",), WRONG, "gptq_v2 zero points are read as v1, one too high, before 0.11.1", f"{_VLLM}/pull/26092",
          _any_v2, before=(0, 11, 1), to="gptq-v1", whole=True),
     Rule("vllm", ("compressed-tensors",), REFUSED, "experts with zero points are not read",
@@ -311,11 +414,23 @@ RULES: tuple[Rule, ...] = (
          _single_expert),
     Rule("mlx", ("dense", "mlx", "awq"), REFUSED, "config.json has no num_experts or no rope_theta, which mlx-lm needs",
          OBSERVED, _no_expert_count, to="mlx", whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), REFUSED, "mlx-lm's Qwen 2 does not read head_dim: heads are as long as the width allows",
-         OBSERVED, _qwen2_heads, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         "mlx-lm does not read head_dim of this model type: a head is as long as the width over the heads",
+         OBSERVED, _width_heads, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+         "mlx-lm does not read sliding_window of this model type: prompts longer than the window have other logits",
+         OBSERVED, _no_window, whole=True),
     Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), WRONG,
          "config.json has the base of the rotation in rope_parameters alone; mlx-lm takes its default", OBSERVED,
          _no_theta, to="mlx", whole=True),
+    Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), WRONG,
+         "config.json has the stretch of the rotation in rope_parameters alone, which mlx-lm does not read", OBSERVED,
+         _scaled_rotation, to="mlx", whole=True),
+    Rule("llama.cpp", ("gguf",), REFUSED,
+         "llama.cpp takes the query of this architecture as wide as the embedding, whatever attention.key_length is",
+         OBSERVED, _other_query_width, whole=True),
+    Rule("llama.cpp", ("gguf",), REFUSED, "a key is missing without which llama.cpp does not load this architecture",
+         OBSERVED, _no_key, whole=True),
     Rule("llama.cpp", ("gguf",), WRONG, "llama.cpp applies no tensor scale of NVFP4 to Gemma 3's feed-forward weights",
          OBSERVED, _gemma_nvfp4),
     Rule("transformers", ("gguf",), REFUSED, "transformers does not read this architecture's attention.key_length",
@@ -324,6 +439,17 @@ RULES: tuple[Rule, ...] = (
          OBSERVED, _gemma_query, to="halfbyte", whole=True),
     Rule("transformers", ("gguf",), WRONG, "transformers does not read the factor that stretches Gemma 3's rotation",
          OBSERVED, _gemma_stretched, to="halfbyte", whole=True),
+    Rule("transformers", ("gguf",), REFUSED,
+         "the file states no padding token, and transformers' for this architecture is not in its vocabulary",
+         OBSERVED, _no_padding, whole=True),
+    Rule("transformers", ("gguf",), REFUSED,
+         "transformers reads the length of a key's name in place of the numbers of gpt-oss.rope.scaling",
+         OBSERVED, _gpt_oss_rotation, to="halfbyte", whole=True),
+    Rule("transformers", ("torchao",), REFUSED, "the safetensors metadata have no tensor_names, which torchao's reader needs",
+         OBSERVED, _no_torchao_metadata, since=(5,), whole=True),
+    Rule("transformers", ("bitsandbytes",), REFUSED,
+         "experts are packed one by one; transformers 5 joins them, and cannot join packed ones", OBSERVED, _single_expert,
+         since=(5,)),
     Rule("transformers", ("gguf",), REFUSED, "transformers has no GGUF reader for this architecture",
          "https://github.com/huggingface/transformers/issues/33260",
          _no_transformers_gguf, whole=True),
@@ -338,7 +464,7 @@ def parse_engine(text: str) -> list[tuple[str, Version, str]]:
     """
     if text == "all":
         return [(name, NEWEST, "newest") for name in ENGINES]
-    match = re.fullmatch(r"([\w.]+?)(?:==(\d+(?:\.\d+)*))?", text)
+    match = re.fullmatch(r"([\w.-]+?)(?:==(\d+(?:\.\d+)*))?", text)
     if match is None or match[1] not in ENGINES:
         raise CheckpointError(
             f"[inspect] --for {text!r}; allowed: {', '.join(ENGINES)}, each also with ==VERSION (vllm==0.32), and all"
@@ -372,7 +498,8 @@ def _of(checkpoint: Checkpoint, engine: str, version: Version, text: str) -> Ite
         yield Prediction(engine, text, "", verdict, why, UNREAD_REPORTS.get(engine, ""), _command(checkpoint, TARGETS[engine]))
         return
     config = _quantization(checkpoint)
-    rules = [r for r in RULES if r.engine == engine and kind in r.formats and r.since <= version < r.before]
+    engines = (engine, BUILDS.get(engine))
+    rules = [r for r in RULES if r.engine in engines and kind in r.formats and r.since <= version < r.before]
     for rule in rules:
         if rule.whole and rule.applies(Facts(checkpoint, config, None)):
             yield Prediction(engine, text, "", rule.verdict, rule.reason, rule.report, _command(checkpoint, rule.to))

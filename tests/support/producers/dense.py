@@ -19,15 +19,16 @@ WIDE = "_wide"
 ARCHITECTURES = ("llama", "qwen3", "gemma3_text", "mistral", "phi3", "mixtral", "qwen3_moe", "gpt_oss")
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, **changes: Any) -> None:
+    """Writes the models, their configurations changed."""
     import torch
     from support.tiny_configs import dense_model
     from support.tiny_models import write_tiny
     from support.tiny_tokenizer import write_tokenizer
 
     for arch in ARCHITECTURES:
-        dense_model(arch).to(torch.bfloat16).save_pretrained(folder / arch)
-        dense_model(arch, num_key_value_heads=4).to(torch.bfloat16).save_pretrained(folder / (arch + WIDE))
+        dense_model(arch, **changes).to(torch.bfloat16).save_pretrained(folder / arch)
+        dense_model(arch, **{"num_key_value_heads": 4, **changes}).to(torch.bfloat16).save_pretrained(folder / (arch + WIDE))
     # gpt-oss is published packed; mlx-lm and llama.cpp read that.
     write_tiny(folder / "gpt_oss_mxfp4", "gpt_oss", "gpt-oss")
     for path in folder.glob("*/config.json"):
