@@ -11,6 +11,7 @@ nothing; without it on a sample.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import zlib
@@ -37,6 +38,22 @@ settings.register_profile(
     "explore", deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.too_slow], derandomize=False, print_blob=True
 )
 settings.load_profile(os.environ.get("HALFBYTE_HYPOTHESIS", "halfbyte"))
+
+
+def pytest_sessionstart() -> None:
+    """No collector while tests are collected: all that is made then stays. Files are not flushed to
+    the disk: no test of this process ends the machine (test_faults.py has processes of its own).
+    """
+    gc.disable()
+    os.fsync = lambda descriptor: os.fstat(descriptor) and None
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected, millions of objects, is not searched again in every
+    test.
+    """
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

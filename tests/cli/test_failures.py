@@ -245,13 +245,20 @@ def test_case_55_any_locale(locale, tmp_path):
     save_file({"слой.weight": np.ones((2, 2), np.float32)}, folder / "model.safetensors")
     (folder / "config.json").write_text('{"_name_or_path": "éé-模型"}', encoding="utf-8")
     path = str(folder)
-    for arguments in (["inspect", path], ["inspect", path, "--json"], ["verify", path, path, "--all"]):
-        done = run(*arguments, env=locale)
-        assert (done.returncode, done.stderr) == (0, b"")
-        assert done.stdout
-        if "--json" in arguments:
-            records = [json.loads(line) for line in done.stdout.decode("utf-8").splitlines()]
-            assert [r["key"] for r in records if r["record"] == "tensor"] == ["слой.weight"]
+    code = "import os, sys; from halfbyte.cli import main; status = 0\n"
+    code += "for words in (['inspect'], ['inspect', '--json'], ['verify', sys.argv[1], '--all']):\n"
+    code += "    status += main([words[0], sys.argv[1], *words[1:]]); print('\\f', flush=True)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "sys.exit(status)", path], capture_output=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": SOURCE, **locale},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    plain, lines, compared, end = done.stdout.split(b"\f\n")
+    assert plain
+    assert compared
+    assert end == b""
+    records = [json.loads(line) for line in lines.decode("utf-8").splitlines()]
+    assert [r["key"] for r in records if r["record"] == "tensor"] == ["слой.weight"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pseudo-terminals are Unix's")

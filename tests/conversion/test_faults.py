@@ -28,8 +28,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory) -> Path:
-    return faults.built(tmp_path_factory.mktemp("shim"))
+def process(tmp_path_factory):
+    with faults.Process(faults.built(tmp_path_factory.mktemp("shim"))) as process:
+        yield process
 
 
 def source_of(command: str, folder: Path) -> Path:
@@ -40,20 +41,22 @@ def source_of(command: str, folder: Path) -> Path:
     return write_model(folder, "int4:g128", layers=1)
 
 
-def explored(shim: Path, tmp_path: Path, command: str, mode: str, numbers: int | list[int], exchange: bool = True) -> dict:
-    """What the faults led to; fails with the list of problems."""
+def explored(
+    process: faults.Process, tmp_path: Path, command: str, mode: str, numbers: int | list[int], exchange: bool = True
+) -> dict:
+    """What the faults led to."""
     source = source_of(command, tmp_path / "in")
     work = tmp_path / "work"
     work.mkdir()
     task = {
         "command": command, "source": str(source), "folder": str(work), "mode": mode, "numbers": numbers, "exchange": exchange,
     }  # fmt: skip
-    return faults.run(shim, task)
+    return process.run(task)
 
 
-def test_the_shim_notices_a_writer_with_a_fault(shim, tmp_path):
+def test_the_shim_notices_a_writer_with_a_fault(process, tmp_path):
     """It writes in place: killed there, half a file is at the output's name."""
-    found = explored(shim, tmp_path, "planted", "cut", list(range(24, 36)))
+    found = explored(process, tmp_path, "planted", "cut", list(range(24, 36)))
     assert any("the output is {'': 0}" in p for p in found["problems"])
 
 
@@ -64,22 +67,22 @@ SAMPLE = [
 
 
 @pytest.mark.parametrize(("command", "mode", "numbers"), SAMPLE)
-def test_a_sample_of_faults(shim, tmp_path, command, mode, numbers):
-    assert explored(shim, tmp_path, command, mode, numbers)["problems"] == []
+def test_a_sample_of_faults(process, tmp_path, command, mode, numbers):
+    assert explored(process, tmp_path, command, mode, numbers)["problems"] == []
 
 
-def test_a_kill_at_each_step_of_the_end_where_names_cannot_be_exchanged(shim, tmp_path):
-    assert explored(shim, tmp_path, "convert", "kill", [47, 48, 49], exchange=False)["problems"] == []
+def test_a_kill_at_each_step_of_the_end_where_names_cannot_be_exchanged(process, tmp_path):
+    assert explored(process, tmp_path, "convert", "kill", [47, 48, 49], exchange=False)["problems"] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
 @pytest.mark.parametrize("mode", faults.MODES)
 @pytest.mark.parametrize("command", [c for c in faults.COMMANDS if c != "planted"])
-def test_every_call(shim, tmp_path, command, mode, exchange):
+def test_every_call(process, tmp_path, command, mode, exchange):
     if not exchange and faults.COMMANDS[command][1] != "out":
         pytest.skip("one file is renamed over another")
-    found = explored(shim, tmp_path, command, mode, 1, exchange)
+    found = explored(process, tmp_path, command, mode, 1, exchange)
     assert found["tried"] > 2 * found["calls"]
     assert found["problems"] == []
 

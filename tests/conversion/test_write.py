@@ -423,12 +423,17 @@ def test_case_43_conversion_streams(tmp_path, to):
 
 
 def test_case_55_configs_with_any_text_under_any_locale(tmp_path):
+    """Files are read as ASCII by default, and the terminal takes cp1252."""
     source = write_model(tmp_path / "in", "int4:g128")
-    for i, settings in enumerate(({"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"})):
-        code = "import sys; from halfbyte.conversion import convert; convert(sys.argv[1], sys.argv[2], to='gptq')"
-        command = [sys.executable, "-c", code, str(source), str(tmp_path / f"{i}")]
-        subprocess.run(command, env={**os.environ, **settings}, check=True)
-        assert json.loads((tmp_path / f"{i}" / "config.json").read_text(encoding="utf-8"))["_note"] == "ünïcode"
+    settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "cp1252"}
+    code = (
+        "import locale, sys; from halfbyte.conversion import convert; convert(sys.argv[1], sys.argv[2], to='gptq'); "
+        "print(locale.getpreferredencoding(False), sys.stdout.encoding)"
+    )
+    command = [sys.executable, "-c", code, str(source), str(tmp_path / "out")]
+    done = subprocess.run(command, env={**os.environ, **settings}, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["ANSI_X3.4-1968", "cp1252"]
+    assert json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["_note"] == "ünïcode"
 
 
 def test_progress_counts_bytes_read(tmp_path):

@@ -1,11 +1,11 @@
 """Faults injected into a run that writes: the n-th system call that changes files fails, or the
 process is killed there (`faults.c`, preloaded).
 
-    count = faults.calls(command)                        how many such calls a run makes
-    found = faults.explore(name, numbers, mode)          what each injected fault led to
+    with faults.Process(shim) as process:
+        found = process.run(task)                        what each injected fault led to
 
 The process that has the shim imports halfbyte once and forks for each fault. Run as a program it
-takes its task from the standard input (`run`).
+takes its tasks, one a line, from the standard input.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ MODES = {
 """Name -> mode of the shim, errno, and whether all later calls fail too."""
 
 
+ANSWER = "answer "
+"""What a line with a task's result begins with."""
+
+
 def built(folder: Path) -> Path:
     """The compiled shim."""
     out = folder / "faults.so"
@@ -35,23 +40,49 @@ def built(folder: Path) -> Path:
     return out
 
 
-def run(shim: Path, task: dict[str, Any]) -> dict[str, Any]:
-    """Carry out a task in a process with the shim.
+class Process:
+    """A process with the shim, which carries out one task after another."""
 
-    task  command   a name of `COMMANDS`
-          source    its input
-          folder    an empty folder to work in
-          mode      a name of `MODES`
-          numbers   the calls to fault: a list, or a step through all of them
-          exchange  False: the file system cannot exchange two names
-    Returns {"calls": of an undisturbed run, "tried": faults, "problems": sentences}.
-    """
-    paths = [str(Path(__file__).resolve().parents[1]), *(p for p in sys.path if p)]
-    environment = {**os.environ, "LD_PRELOAD": str(shim.resolve()), "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "support.faults"]
-    done = subprocess.run(command, input=json.dumps(task), env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    def __init__(self, shim: Path) -> None:
+        paths = [str(Path(__file__).resolve().parents[1]), *(p for p in sys.path if p)]
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": str(shim.resolve()),
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "support.faults"]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by __exit__)
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+        )
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.communicate()
+        self._errors.close()
+
+    def run(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Carry out a task.
+
+        task  command   a name of `COMMANDS`
+              source    its input
+              folder    an empty folder to work in
+              mode      a name of `MODES`
+              numbers   the calls to fault: a list, or a step through all of them
+              exchange  False: the file system cannot exchange two names
+        Returns {"calls": of an undisturbed run, "tried": faults, "problems": sentences}.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(task), file=self._process.stdin, flush=True)
+        for line in self._process.stdout:
+            if line.startswith(ANSWER):
+                return json.loads(line.removeprefix(ANSWER))
+        self._errors.seek(0)
+        raise AssertionError(self._errors.read()[-4000:])
 
 
 def _convert(source: Path, out: Path) -> None:
@@ -246,4 +277,5 @@ def _explore(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_explore(json.loads(sys.stdin.read()))))
+    for line in sys.stdin:
+        print(ANSWER + json.dumps(_explore(json.loads(line))), flush=True)

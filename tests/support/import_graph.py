@@ -44,21 +44,39 @@ class Package:
         self.name = root.name
         self.extensions = extensions
         self.files = {self._module_name(path): path for path in sorted(root.rglob("*.py"))}
-        self._trees = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in self.files.items()}
+        self._facts: dict[str, tuple[list[Import], list[str]]] = {}
 
     def _module_name(self, path: Path) -> str:
         parts = path.relative_to(self.root).with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
-    def imports(self, module: str) -> Iterator[Import]:
+    def _read(self, module: str) -> tuple[list[Import], list[str]]:
+        """Imports and private uses of a module, parsed once. The tree is not kept: all of them
+        would be millions of objects.
+        """
+        if module not in self._facts:
+            nodes = list(ast.walk(ast.parse(self.files[module].read_text(encoding="utf-8"))))
+            self._facts[module] = list(self._imports(module, nodes)), self._private_imports(module, nodes)
+        return self._facts[module]
+
+    def imports(self, module: str) -> list[Import]:
         """Every import of a module, those inside functions included."""
+        return self._read(module)[0]
+
+    def private_imports(self, module: str) -> list[str]:
+        """Uses of another module's underscore names in a module: `from .a import _b`, or `a._b` of
+        an imported module a.
+        """
+        return self._read(module)[1]
+
+    def _imports(self, module: str, nodes: list[ast.AST]) -> Iterator[Import]:
         package = [self.name, *self.files[module].relative_to(self.root).parent.parts]
         late: set[ast.AST] = set()
-        for node in ast.walk(self._trees[module]):
+        for node in nodes:
             guarded = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-            if guarded or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if node not in late and (guarded or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
                 late.update(ast.walk(node))
-        for node in ast.walk(self._trees[module]):
+        for node in nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     yield Import(alias.name, node.lineno, node not in late)
@@ -136,14 +154,11 @@ class Package:
                         paths.append([*path, target])
         return best
 
-    def private_imports(self, module: str) -> list[str]:
-        """Uses of another module's underscore names in a module: `from .a import _b`, or `a._b` of
-        an imported module a.
-        """
+    def _private_imports(self, module: str, nodes: list[ast.AST]) -> list[str]:
         out = []
         package = [self.name, *self.files[module].relative_to(self.root).parent.parts]
         bound: dict[str, str] = {}
-        for node in ast.walk(self._trees[module]):
+        for node in nodes:
             if not isinstance(node, ast.ImportFrom):
                 continue
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
@@ -158,7 +173,7 @@ class Package:
                     out.append(f"{module}:{node.lineno} imports {path}")
                 elif path == target:
                     bound[alias.asname or alias.name] = target
-        for node in ast.walk(self._trees[module]):
+        for node in nodes:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and _is_private(node.attr):
                 target = bound.get(node.value.id)
                 if target is not None:

@@ -20,7 +20,6 @@ from support.tiny_tokenizer import write_tokenizer
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys, torch
-{before}
 assert "halfbyte" not in sys.modules
 from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
@@ -46,25 +45,63 @@ def run(code, folder, *arguments):
     return done
 
 
-@pytest.mark.parametrize("before", ["", "import transformers.quantizers.auto"])
-def test_from_pretrained_without_an_import(tmp_path, before):
+@pytest.fixture
+def saved(tmp_path):
+    """What PROGRAM takes, and the logits it has to give."""
     write_tiny(tmp_path / "in", "llama", "mlx")
     model = hb.load_model(tmp_path / "in")[0]
     model.save_pretrained(tmp_path / "saved")
     torch.save(ids(), tmp_path / "ids.pt")
-    done = run(PROGRAM.format(before=before), tmp_path, tmp_path / "saved", tmp_path / "ids.pt", tmp_path / "logits.pt")
-    assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(model, ids()))
+    return (tmp_path / "saved", tmp_path / "ids.pt", tmp_path / "logits.pt"), logits(model, ids())
+
+
+def test_from_pretrained_without_an_import(tmp_path, saved):
+    done = run(PROGRAM, tmp_path, *saved[0])
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), saved[1])
     assert "Unknown quantization type" not in done.stderr
 
 
-def test_importing_halfbyte_after_torch_registers_its_own_classes(tmp_path):
-    run(
-        "import sys, torch, transformers.quantizers.auto as auto; assert 'halfbyte' in auto.AUTO_QUANTIZER_MAPPING\n"
-        "import halfbyte.transformers as t\n"
-        "assert auto.AUTO_QUANTIZER_MAPPING['halfbyte'] is t.HalfbyteQuantizer\n"
-        "assert auto.AUTO_QUANTIZATION_CONFIG_MAPPING['halfbyte'] is t.HalfbyteConfig",
-        tmp_path,
-    )
+OWN_CLASSES = """
+assert "halfbyte" in auto.AUTO_QUANTIZER_MAPPING
+import halfbyte.transformers as t
+assert auto.AUTO_QUANTIZER_MAPPING["halfbyte"] is t.HalfbyteQuantizer
+assert auto.AUTO_QUANTIZATION_CONFIG_MAPPING["halfbyte"] is t.HalfbyteConfig
+"""
+NOTHING_PATCHED = """
+import transformers.modeling_utils as m
+before = m.get_hf_quantizer
+import halfbyte.transformers as t
+assert m.get_hf_quantizer is before
+t.HalfbyteConfig()
+assert m.get_hf_quantizer is not before
+"""
+FORKED = """
+import os, sys, traceback
+{first}
+for name, code in {programs!r}.items():
+    child = os.fork()
+    if not child:
+        try:
+            exec(code)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(name)
+"""
+"""Programs that go on from the same imports, each in a fork of its own."""
+
+
+def test_programs_that_have_imported_transformers(tmp_path, saved):
+    """The model is loaded without an import, importing halfbyte registers its own classes, and
+    nothing is patched by that.
+    """
+    programs = {"from_pretrained": PROGRAM, "own classes": OWN_CLASSES, "nothing is patched": NOTHING_PATCHED}
+    first = "import torch, transformers.modeling_utils, transformers.quantizers.auto as auto"
+    done = run(FORKED.format(first=first, programs=programs), tmp_path, *saved[0])
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), saved[1])
+    assert "Unknown quantization type" not in done.stderr
 
 
 def test_a_program_without_transformers_imports_nothing_more(tmp_path):
@@ -80,27 +117,32 @@ model_registry = Registry()
 """
 
 
-@pytest.mark.parametrize("order", ["torch, lm_eval.models", "lm_eval.models, torch"])
-@pytest.mark.parametrize("registry", [REGISTRY, "", REGISTRY + "model_registry['halfbyte'] = 'theirs'"])
-def test_the_harness_gets_the_model_by_its_place(tmp_path, order, registry):
+REGISTRIES = {
+    REGISTRY: "halfbyte.evaluation.lm_harness:HalfbyteLM", "": None, REGISTRY + "model_registry['halfbyte'] = 'theirs'": "theirs",
+}  # fmt: skip
+ENTRY_POINTS = "torch._import_device_backends()"
+"""What torch does at the end of its import, and in these forks on either side of the harness."""
+
+
+@pytest.mark.parametrize("order", [f"{ENTRY_POINTS}; import lm_eval.models", f"import lm_eval.models; {ENTRY_POINTS}"])
+def test_the_harness_gets_the_model_by_its_place(tmp_path, order):
     """A harness of two modules. A registry of another kind, or with the name, stays as it is."""
-    for name, text in {
-        "__init__": "",
-        "api/__init__": "",
-        "api/registry": registry,
-        "models/__init__": "import lm_eval.api.registry",
-    }.items():
-        path = tmp_path / "site" / "lm_eval" / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    want = {REGISTRY: "halfbyte.evaluation.lm_harness:HalfbyteLM", "": None}.get(registry, "theirs")
-    run(
-        f"import sys, {order}\n"
-        "registry = getattr(lm_eval.api.registry, 'model_registry', {})\n"
-        f"assert registry.get('halfbyte') == {want!r}, registry\n"
-        "assert 'halfbyte' not in sys.modules",
-        tmp_path,
-    )
+    programs = {}
+    for i, (registry, want) in enumerate(REGISTRIES.items()):
+        site = tmp_path / f"{i}"
+        modules = {"": "", "api/": "", "models/": "import lm_eval.api.registry"}
+        for folder, text in modules.items():
+            (site / "lm_eval" / folder).mkdir(parents=True, exist_ok=True)
+            (site / "lm_eval" / folder / "__init__.py").write_text(text)
+        (site / "lm_eval" / "api" / "registry.py").write_text(registry)
+        programs[f"registry {i}"] = (
+            f"sys.path.insert(0, {str(site)!r})\n{order}\n"
+            "registry = getattr(lm_eval.api.registry, 'model_registry', {})\n"
+            f"assert registry.get('halfbyte') == {want!r}, registry\n"
+            "assert 'halfbyte' not in sys.modules"
+        )
+    first = "os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'; import torch"
+    run(FORKED.format(first=first, programs=programs), tmp_path)
 
 
 TASK = """

@@ -7,13 +7,15 @@ interrupted. 141 the reader of standard output went away.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
+import typer.main
 
 from .failures import explain, guarded, warn
 from .terminal import survive_any_output
@@ -80,6 +82,14 @@ for _name in COMMANDS:
     app.command(_name)(guarded(_name, getattr(importlib.import_module(f"{__package__}.{_name}"), _name)))
 
 
+@functools.cache
+def _command_line() -> Callable[..., object]:
+    """The command line of `app`; typer builds another one, with every option of every command, at
+    each call of `app`.
+    """
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (`sys.argv` when None) and return its exit status."""
     survive_any_output()
@@ -89,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = warn
         try:
-            app(args=words, prog_name="halfbyte")
+            _command_line()(args=words, prog_name="halfbyte")
         except SystemExit as stop:
             return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
         except OSError as error:  # outside of any command: --help or --version that could not be printed
