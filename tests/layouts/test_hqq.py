@@ -131,6 +131,20 @@ def test_widths_without_a_packing_of_their_own_take_a_byte() -> None:
             HQQ.unpack({**tensors, "W_q": np.full((4, 64), 255, np.uint8)}, {}, "m")
 
 
+def test_three_codes_are_a_width_of_1_58_bits() -> None:
+    """Saved as a float32 tensor; the codes lie in slots of two bits."""
+    tensors, config = foreign(np.random.default_rng(0), 2, 16, 128, 64, 1)
+    saved = {**tensors, "nbits": np.array(1.58, np.float32)}
+    rest = {key: value for key, value in config.items() if key != "nbits"}
+    q = check_round_trip(HQQ, saved, rest)
+    assert str(q.format) == "hqq2:g64"
+    assert q == HQQ.unpack(tensors, config) == HQQ.unpack(tensors, {**config, "nbits": 1.58})
+    assert HQQ.pack(q, {"nbits": 1.58})["nbits"] == np.float32(1.58)
+    for wrong in (1.5, np.nan, np.inf):
+        with pytest.raises(LayoutError, match=r"m\.nbits is (1\.5|nan|inf); allowed: 1 to 8, and 1\.58 for three codes"):
+            HQQ.describe({**saved, "nbits": np.array(wrong, np.float32)}, rest, "m")
+
+
 def test_one_scale_for_everything() -> None:
     rng = np.random.default_rng(0)
     tensors = {"W_q": random_array(rng, np.uint8, 8, 64), "scale": np.array(0.5, np.float16), "zero": np.array(3, np.float16)}

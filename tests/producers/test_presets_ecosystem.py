@@ -567,8 +567,8 @@ def hqq(arch: str, scheme: str, folder: Path) -> Values:
 
     tiny(arch).to(torch.float16).save_pretrained(folder / "dense")
     model = AutoModelForCausalLM.from_pretrained(folder / "dense", dtype=torch.float16)
-    bits, group, axis = (int(word.rpartition(" ")[2]) for word in scheme.split(", "))
-    config = BaseQuantizeConfig(nbits=bits, group_size=group, axis=axis)
+    bits, group, axis = (float(word.rpartition(" ")[2]) for word in scheme.split(", "))
+    config = BaseQuantizeConfig(nbits=int(bits) if bits.is_integer() else bits, group_size=int(group), axis=int(axis))
     AutoHQQHFModel.quantize_model(model, quant_config=config, compute_dtype=torch.float16, device="cpu")
     AutoHQQHFModel.save_to_safetensors(model, str(folder))
     return {name: m.dequantize().float().numpy() for name, m in model.named_modules() if isinstance(m, HQQLinear)}

@@ -9,6 +9,8 @@
 | 4bit_u8, 2bit_u8, 1bit_u8 | uint8 | 2, 4, 8 |
 | 3bit_32 | int32 | 10, rows padded to tens; the two top bits are unused |
 
+A width of 1.58 bits has the codes 0, 1 and 2 in slots of two bits: it is read as hqq2.
+
 A saved module also carries its parameters as tensors (`nbits`, `group_size`, `shape`, `axis`,
 `packing`, ...: numbers, or text as bytes). They are read from there, else from the config: `nbits`,
 `group_size`, `axis`, and `shape`, (n, k), which is stored nowhere else.
@@ -50,6 +52,8 @@ from .quant_config.reader import ConfigReader
 _PACKINGS = {"8bit_u8": (8, 1), "4bit_u8": (4, 2), "2bit_u8": (2, 4), "1bit_u8": (1, 8), "3bit_32": (3, 10)}
 """packing -> (bits of a slot, slots a word)."""
 _BY_BITS = {8: "8bit_u8", 7: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"}
+_TERNARY = 1.58
+"""HQQ's name of the width of three codes; a saved module has it as a float32 tensor."""
 _I32 = np.dtype(np.int32)
 _STATE = (
     "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale", "quant_zero",
@@ -160,7 +164,8 @@ class HQQ(Layout):
 
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
         self._check(q)
-        check_requested("hqq", q, config, {key: value for key, value in self.config(q).items() if key != "shape"})
+        wanted = {key: value for key, value in self.config(q).items() if key != "shape"}
+        check_requested("hqq", q, _whole_width(config), wanted)
         kept = q.details if q.origin == "hqq" else {}
         fmt, (n, k) = q.format, q.shape
         axis = 0 if fmt.grouping == "strided" else 1
@@ -219,6 +224,7 @@ class HQQ(Layout):
 
 def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _Geometry:
     """Parameters from the state tensors, else the config, checked against the shapes."""
+    config = _whole_width(config)
     require("hqq", tensors, "W_q", name)
     for suffix in ("scale", "zero"):
         require("hqq", tensors, suffix, name, FLOATS)
@@ -227,7 +233,7 @@ def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _G
             raise UnsupportedError(
                 f"[hqq] {name}: {flag} is set, its {flag[6:]}s are quantized again; such files are not read. Save without it"
             )
-    stated, given = _number(tensors.get("nbits")), integer_of("hqq", config, "nbits", name)
+    stated, given = _width(tensors.get("nbits"), name), integer_of("hqq", config, "nbits", name)
     if None not in (stated, given) and stated != given:
         raise LayoutError(f"[hqq] {label(name, 'nbits')} is {stated}; the config says {given}")
     bits = stated or given or integer_of("hqq", config, "bits", name)
@@ -282,6 +288,21 @@ def _geometry(tensors: Mapping[str, HasHeader], config: Config, name: str) -> _G
             f"{[steps, columns]}"
         )
     return _Geometry((n, k), bits, packing, axis, rows, columns, group)
+
+
+def _whole_width(config: Config) -> Config:
+    """The config with `nbits` of 1.58 as 2, the bits of a slot."""
+    return {**config, "nbits": 2} if config.get("nbits") == _TERNARY else config
+
+
+def _width(t: HasHeader | None, name: str) -> int | None:
+    """The bits of a slot that the tensor `nbits` gives; None where it gives none."""
+    if not isinstance(t, np.ndarray) or t.dtype.kind != "f" or t.size != 1:
+        return _number(t)
+    value = round(float(t.reshape(-1)[0]), 4)
+    if value != _TERNARY and not value.is_integer():
+        raise LayoutError(f"[hqq] {label(name, 'nbits')} is {value}; allowed: 1 to 8, and {_TERNARY} for three codes")
+    return 2 if value == _TERNARY else int(value)
 
 
 def _number(t: HasHeader | None) -> int | None:
