@@ -84,8 +84,10 @@ def judge(folder: Path, given: Values | Callable[[], Values]) -> tuple[str, str]
     if want and not packed and all(f"{name}.weight" in dense for name in want):
         different = [name for name in want if not np.array_equal(dense[f"{name}.weight"].astype(np.float32), want[name])]
         return ("wrong", f"{different[0]} differs") if different else ("read", f"{len(want)} dense weights")
+    if not packed and not want:
+        return "not written", "the producer leaves every weight dense"
     if not packed:
-        return "refused", "the file has no packed weights"
+        return "wrong", f"no weight is packed; the producer packed {len(want)}"
     formats = sorted({str(q.format) for q in got.values()})
     for key, q in got.items():
         if key not in want:
@@ -241,6 +243,68 @@ def test_every_scheme_of_compressed_tensors(tmp_path):
     schemes = [name for name, scheme in PRESET_SCHEMES.items() if scheme.get("weights") is not None]
     assert len(schemes) > 20
     every("compressed-tensors", schemes, compressed_tensors, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------
+# llm-compressor
+
+
+ROUTERS = ["lm_head", "re:.*mlp.gate$", "re:.*router.*"]
+
+
+def llmcompressor_schemes() -> list[str]:
+    """Each preset under its plain modifier; each other modifier of the package under W4A16."""
+    from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
+    from llmcompressor.modifiers.factory import ModifierFactory
+
+    ModifierFactory.refresh()
+    modifiers = sorted(name for name in ModifierFactory._main_registry if name != "QuantizationModifier")
+    presets = [name for name, scheme in PRESET_SCHEMES.items() if scheme.get("weights") is not None]
+    return presets + modifiers
+
+
+def llmcompressor(arch: str, scheme: str, folder: Path) -> Values:
+    """`oneshot` of the modifier on four texts; the values that the package decompresses."""
+    from compressed_tensors.compressors import ModelCompressor
+    from datasets import Dataset
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.factory import ModifierFactory
+
+    import torch
+    from support.tiny_tokenizer import write_tokenizer
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    dense = folder.parent / f"{folder.name}-dense"
+    tiny(arch).to(torch.bfloat16).save_pretrained(dense)
+    write_tokenizer(dense)
+    modifiers = ModifierFactory._main_registry
+    plain = {"targets": ["Linear"], "scheme": "W4A16", "ignore": ROUTERS}
+    recipe = [modifiers["QuantizationModifier"](**plain | ({} if scheme in modifiers else {"scheme": scheme}))]
+    if scheme in modifiers:
+        fields = modifiers[scheme].model_fields
+        options = {"sparsity": 0.5, "mask_structure": "2:4", "iters": 0, "targets": ["Linear"], "ignore": ROUTERS}
+        own = {
+            key: value
+            for key, value in {**options, **({"scheme": "W4A16"} if "scheme" in fields else {})}.items()
+            if key in fields
+        }
+        recipe = [modifiers[scheme](**own), *([] if "scheme" in fields else recipe)]
+    model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.bfloat16)
+    rng = np.random.default_rng(0)
+    rows = [{"input_ids": rng.integers(3, 96, 48).tolist(), "attention_mask": [1] * 48} for _ in range(4)]
+    calibration = {"dataset": Dataset.from_list(rows), "num_calibration_samples": 4, "max_seq_length": 48}
+    oneshot(model=model, processor=PreTrainedTokenizerFast.from_pretrained(dense), recipe=recipe, **calibration)
+    model.save_pretrained(folder, save_compressed=True)
+    names = [n for n, m in model.named_modules() if getattr(getattr(m, "quantization_scheme", None), "weights", None) is not None]
+    ModelCompressor.from_pretrained_model(model).decompress_model(model)
+    return {name: model.get_submodule(name).weight.detach().float().numpy() for name in names}
+
+
+@pytest.mark.ecosystem("llmcompressor")
+def test_every_scheme_and_modifier_of_llmcompressor(tmp_path):
+    schemes = llmcompressor_schemes()
+    assert len(schemes) > 30
+    every("llmcompressor", schemes, llmcompressor, tmp_path)
 
 
 # ------------------------------------------------------------------------------------------
@@ -424,6 +488,41 @@ def modelopt_values(weight: Any, scale: Any, second: Any = None) -> np.ndarray:
     return values * (factors.reshape(-1, 1) if factors.size in (1, n) else factors)
 
 
+def modelopt_without_gpu() -> None:
+    """ModelOpt rounds to NVFP4 by GPU kernels while it calibrates; its tensor class does so on the
+    CPU, as its export does. The kernels' names get the tensor class.
+    """
+    import modelopt.torch.quantization.tensor_quant as module
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    import torch
+
+    original = module.dynamic_block_quantize_op
+    if getattr(original, "__name__", "") == "dynamic":
+        return
+
+    def rounded(x: Any, size: int, scale: Any, second: Any, dtype: Any) -> Any:
+        q, scale, second = NVFP4QTensor.quantize(x, size, scale, second)
+        return q.dequantize(dtype=dtype, scale=scale, double_scale=second, block_sizes={-1: size})
+
+    def dynamic(x: Any, size: int, amax: Any, bits: int, exponent: int, scale_bits: int, scale_exponent: int) -> Any:
+        if (bits, exponent, scale_exponent) != (4, 2, 4):
+            return original(x, size, amax, bits, exponent, scale_bits, scale_exponent)
+        flat = x.reshape(-1, x.shape[-1])
+        return rounded(flat, size, None, amax.float().amax() / (6 * 448), x.dtype).reshape(x.shape)
+
+    def static(x: Any, amax: Any, total: Any = None, round_scales: bool = True, top: float = 448, dtype: Any = None) -> Any:
+        scale, second = amax.float().reshape(-1, 1) / 6, torch.ones(())
+        if round_scales:
+            second = (amax.max() if total is None else total).float() / (6 * top)
+            scale = (scale / second).clamp(2**-9, 448).to(torch.float8_e4m3fn)
+        return rounded(x, x.shape[-1], scale, second, dtype or x.dtype)
+
+    module.dynamic_block_quantize_op = dynamic
+    module.triton_kernel.static_blockwise_fp4_fake_quant = static
+    module.triton_kernel.IS_AVAILABLE = True
+
+
 def modelopt(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
@@ -431,6 +530,7 @@ def modelopt(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
     import torch
     from transformers import AutoModelForCausalLM
 
+    modelopt_without_gpu()
     torch.manual_seed(0)
     tiny(arch).to(torch.bfloat16).save_pretrained(folder / "dense")
     model = AutoModelForCausalLM.from_pretrained(folder / "dense", dtype=torch.bfloat16)
@@ -448,7 +548,9 @@ def modelopt(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
                 if scale is not None:
                     key = name if leaf == "weight" else f"{name}.{leaf}"
                     found[key] = modelopt_values(getattr(module, leaf).data, scale, getattr(module, f"{stem}_scale_2", None))
-        return found
+        # A config of caches alone leaves the weights dense.
+        linears = {name: m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+        return found or {name: m.weight.detach().float().numpy() for name, m in linears.items()}
 
     return values
 
@@ -457,8 +559,8 @@ def modelopt(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
 def test_every_config_of_modelopt(tmp_path):
     import modelopt.torch.quantization as mtq
 
-    schemes = [name for name in dir(mtq) if name.endswith("_CFG") and "_KV_" not in name]
-    assert len(schemes) > 15
+    schemes = [name for name in dir(mtq) if name.endswith("_CFG")]
+    assert len(schemes) > 25
     every("nvidia-modelopt", schemes, modelopt, tmp_path)
 
 
@@ -648,6 +750,30 @@ def gptqmodel_schemes() -> list[str]:
     return schemes
 
 
+def gptqmodel_packing() -> dict[str, np.ndarray]:
+    """GPTQModel's AWQ layers for GPUs pack on the CPU: they are allowed there, and what they pack is
+    noted under the module's name, (codes − zero points) · scales.
+    """
+    import torch
+    from gptqmodel.models._const import DEVICE
+    from gptqmodel.nn_modules.qlinear import gemv_awq, gemv_fast_awq
+
+    found: dict[str, np.ndarray] = {}
+    for cls in (gemv_awq.AwqGEMVLinear, gemv_fast_awq.AwqGEMVFastLinear, gemv_fast_awq.LLMAwqLinear):
+        cls.SUPPORTS_DEVICES = [*cls.SUPPORTS_DEVICES, DEVICE.CPU]
+        original = getattr(cls.pack, "original", cls.pack)
+
+        def pack(self: Any, linear: Any, scales: Any, zeros: Any, *more: Any, original: Any = original, **named: Any) -> None:
+            original(self, linear, scales, zeros, *more, **named)
+            wide = [t.float().repeat_interleave(self.group_size, 1) for t in (scales.half(), zeros)]
+            codes = torch.round((linear.weight.data.float() / wide[0]) + wide[1])
+            found[str(self.name if hasattr(self, "name") else len(found))] = ((codes - wide[1]) * wide[0]).numpy()
+
+        pack.original = original
+        cls.pack = pack
+    return found
+
+
 def gptqmodel(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
     """Two texts of calibration, groups of 32; the values that its own torch layers decode."""
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
@@ -660,6 +786,7 @@ def gptqmodel(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
     from support.tiny_tokenizer import write_tokenizer
 
     method, form, bits = scheme.split(", ")
+    packed = gptqmodel_packing() if form in ("gemv", "gemv_fast", "llm-awq") else None
     dense = folder.parent / f"{folder.name}-dense"
     tiny(arch).to(torch.bfloat16).save_pretrained(dense)
     write_tokenizer(dense)
@@ -685,6 +812,8 @@ def gptqmodel(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
     )
     model.quantize([{"input_ids": t, "attention_mask": torch.ones_like(t)} for t in texts], batch_size=4, backend=backend)
     model.save(str(folder))
+    if packed is not None:
+        return packed.copy
 
     def values() -> Values:
         read = GPTQModel.load(str(folder), device="cpu", backend=backend)
@@ -871,6 +1000,15 @@ def onnxruntime_schemes() -> list[str]:
     return [*schemes, "bnb4 FP4", "bnb4 NF4", *(f"dynamic {t.name}" for t in QuantType)]
 
 
+def random_inputs(path: Path) -> list[dict[str, np.ndarray]]:
+    """Two rows of calibration data for every input of a graph."""
+    import onnx
+
+    rng = np.random.default_rng(0)
+    sizes = {i.name: i.type.tensor_type.shape.dim[1].dim_value for i in onnx.load(path).graph.input}
+    return [{name: rng.standard_normal((32, k)).astype(np.float32) for name, k in sizes.items()} for _ in range(2)]
+
+
 def onnxruntime(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
     import onnx
     import onnxruntime.quantization.matmul_nbits_quantizer as module
@@ -896,7 +1034,10 @@ def onnxruntime(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
             )
         if "Default" in name or "HQQ" in name:
             options["block_size"] = 32
-        quantizer = module.MatMulNBitsQuantizer(onnx.load(dense), algo_config=getattr(module, name)(**options))
+        if name.startswith("GPTQ"):
+            options["calibration_data_reader"] = random_inputs(dense)
+        config = getattr(module, name)(**options)
+        quantizer = module.MatMulNBitsQuantizer(onnx.load(dense), block_size=32, algo_config=config)
         quantizer.process()
         quantizer.model.save_model_to_file(str(path))
     return lambda: onnx_values(path)
