@@ -282,12 +282,15 @@ def llmcompressor(arch: str, scheme: str, folder: Path) -> Values:
     recipe = [modifiers["QuantizationModifier"](**plain | ({} if scheme in modifiers else {"scheme": scheme}))]
     if scheme in modifiers:
         fields = modifiers[scheme].model_fields
-        options = {"sparsity": 0.5, "mask_structure": "2:4", "iters": 0, "targets": ["Linear"], "ignore": ROUTERS}
-        own = {
-            key: value
-            for key, value in {**options, **({"scheme": "W4A16"} if "scheme" in fields else {})}.items()
-            if key in fields
+        options = {
+            "sparsity": 0.5,
+            "mask_structure": "2:4",
+            "iters": 0,
+            "scheme": "W4A16",
+            "targets": ["Linear"],
+            "ignore": ROUTERS,
         }
+        own = {key: value for key, value in options.items() if key in fields}
         recipe = [modifiers[scheme](**own), *([] if "scheme" in fields else recipe)]
     model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.bfloat16)
     rng = np.random.default_rng(0)
@@ -754,9 +757,10 @@ def gptqmodel_packing() -> dict[str, np.ndarray]:
     """GPTQModel's AWQ layers for GPUs pack on the CPU: they are allowed there, and what they pack is
     noted under the module's name, (codes − zero points) · scales.
     """
-    import torch
     from gptqmodel.models._const import DEVICE
     from gptqmodel.nn_modules.qlinear import gemv_awq, gemv_fast_awq
+
+    import torch
 
     found: dict[str, np.ndarray] = {}
     for cls in (gemv_awq.AwqGEMVLinear, gemv_fast_awq.AwqGEMVFastLinear, gemv_fast_awq.LLMAwqLinear):
