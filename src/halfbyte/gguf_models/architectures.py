@@ -104,7 +104,7 @@ def _ernie_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         "moe_num_shared_experts": keys.get("expert_shared_count", "integer", 0),
         "moe_layer_start_index": keys.get("leading_dense_block_count", "integer", 0),
         "moe_layer_interval": keys.size("interleave_moe_layer_step", 1),
-        "moe_layer_end_index": -1,
+        "moe_layer_end_index": keys.layers - 1,
     }
 
 

@@ -73,7 +73,7 @@ def _mpt(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
             "with fewer heads for keys, learned positions, or feed-forward layers of another width than 4 times its own"
         )
     alibi = keys.get("attention.max_alibi_bias", "float", 0.0)
-    attention = {"alibi": bool(alibi), "clip_qkv": keys.get("attention.clamp_kqv", "float", 0.0) or None}
+    attention = {"alibi": bool(alibi), "softmax_scale": None, "clip_qkv": keys.get("attention.clamp_kqv", "float", 0.0) or None}
     return {
         "d_model": width,
         "n_heads": heads,

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..checkpoints.gguf.metadata import Cursor, Metadata
 from ..checkpoints.gguf.writer import Pair
@@ -58,11 +59,13 @@ class Header:
     """The header of a file that is not written yet, as `settings_of` reads it.
 
     shapes  tensor name -> shape in NumPy's order
+    values  of the tensors that the configuration is read from: factors of a rotation
     """
 
     path: Path
     metadata: Metadata
     shapes: Mapping[str, tuple[int, ...]]
+    values: Mapping[str, NDArray[Any]]
 
     @property
     def file(self) -> Any:
@@ -70,6 +73,9 @@ class Header:
 
     def __contains__(self, key: object) -> bool:
         return key in self.shapes
+
+    def __getitem__(self, key: str) -> NDArray[Any]:
+        return self.values[key]
 
     def info(self, key: str) -> Any:
         return SimpleNamespace(shape=self.shapes[key])

@@ -1,5 +1,5 @@
-"""Llama 3's stretched rotation: the four numbers of a configuration, and the divisors of each
-frequency that a GGUF stores instead.
+"""Stretched rotations, of which a GGUF stores a number for each frequency: Llama 3's, which a
+configuration describes by four numbers, and Phi 3's long and short ones.
 
     divisor of frequency i = 1 / ((1 − s) / factor + s),  s = clip((L / w − low) / (high − low), 0,
     1),  w = 2π · theta^(2i / d)
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..errors import UnsupportedError
 from ..tensor.qtensor import QTensor
-from .names import ROTATION_FACTORS
+from .names import LONG_ROTATION, ROTATION_FACTORS
 
 LOW, HIGH = 1.0, 4.0
 """The borders of every published model."""
@@ -31,6 +31,28 @@ def divisors(rope: Mapping[str, Any], head_dim: int) -> NDArray[np.float32]:
     wavelength = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((rope["original_max_position_embeddings"] / wavelength - low) / (high - low), 0, 1)
     return np.asarray(1 / ((1 - smooth) / float(rope["factor"]) + smooth), np.float32)
+
+
+def stored_factors(rope: Mapping[str, Any], head_dim: int) -> dict[str, NDArray[np.float32]]:
+    """The tensors that a file has of a rotation: name -> factors, none for most."""
+    kind = rope.get("rope_type")
+    if kind == "llama3":
+        return {ROTATION_FACTORS: divisors(rope, head_dim)}
+    if kind == "longrope":
+        factors = (rope["long_factor"], rope["short_factor"])
+        return {name: np.asarray(values, np.float32) for name, values in zip(LONG_ROTATION, factors, strict=True)}
+    return {}
+
+
+def attention_factor(rope: Mapping[str, Any], stretch: float) -> float:
+    """What a `longrope` rotation multiplies queries and keys by: √(1 + ln s / ln L) for a context
+    of L tokens stretched to s · L, where the configuration states nothing else.
+    """
+    stated = rope.get("attention_factor")
+    if stated is not None:
+        return float(stated)
+    original = float(rope["original_max_position_embeddings"])
+    return math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
 
 
 def llama3_rope(checkpoint: GGUFCheckpoint, settings: Mapping[str, Any]) -> dict[str, Any]:

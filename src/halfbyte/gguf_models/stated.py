@@ -25,6 +25,12 @@ _SOFTCAPS = (
 
 STATED: dict[str, tuple[Field, ...]] = {
     "dots1": _SIGMOID_ROUTING,
+    "ernie4_5-moe": (
+        Field("expert_count", "moe_num_experts"), Field("expert_used_count", "moe_k"),
+        Field("expert_feed_forward_length", "moe_intermediate_size"), Field("expert_shared_count", "moe_num_shared_experts"),
+        Field("leading_dense_block_count", "moe_layer_start_index", "integer"),
+        Field("interleave_moe_layer_step", "moe_layer_interval"),
+    ),
     "exaone4": (_WINDOW,),
     "gemma2": (_WINDOW, *_SOFTCAPS),
     "gemma3": (_WINDOW, *_SOFTCAPS),
@@ -39,6 +45,10 @@ STATED: dict[str, tuple[Field, ...]] = {
         Field("expert_feed_forward_length", "intermediate_size"),
     ),
     "llama": (Field("expert_count", "num_local_experts"), _USED),
+    "mpt": (
+        Field("attention.max_alibi_bias", "attn_config.alibi_bias_max", "float"),
+        Field("attention.clamp_kqv", "attn_config.clip_qkv", "float"),
+    ),
     "olmo": (Field("attention.clamp_kqv", "clip_qkv", "float"),),
     "olmoe": (Field("expert_count", "num_experts"), _USED),
     "phi3": (_WINDOW,),
@@ -46,6 +56,14 @@ STATED: dict[str, tuple[Field, ...]] = {
     "qwen3moe": (Field("expert_count", "num_experts"), _USED, Field("expert_feed_forward_length", "moe_intermediate_size")),
 }  # fmt: skip
 """general.architecture -> fields; one that the configuration lacks, or has as None, is not stated.
+"""
+
+SHARED_WIDTHS = {
+    "ernie4_5-moe": ("moe_intermediate_size", "moe_num_shared_experts"),
+    "hunyuan-moe": ("intermediate_size", "num_shared_expert"),
+}
+"""general.architecture -> fields for the width of one shared expert and their number, whose product
+the file states.
 """
 
 CONSTANT: dict[str, tuple[tuple[str, str, int], ...]] = {

@@ -31,10 +31,10 @@ from ..tensor.qtensor import QTensor
 from .architecture import EXPERTS, PARAMETER, Architecture, Field
 from .architectures import ARCHITECTURES, MIXTRAL
 from .config import settings_of
-from .names import INPUTS_FIRST, ONE_ROW, ROTATION_FACTORS, row_order, unsupported
+from .names import INPUTS_FIRST, ONE_ROW, row_order, unsupported
 from .pairs import Header, metadata_of, pair
-from .rotation import divisors
-from .stated import CONSTANT, SAME_MODEL, STATED
+from .rotation import attention_factor, stored_factors
+from .stated import CONSTANT, SAME_MODEL, SHARED_WIDTHS, STATED
 from .view import INTERLEAVED
 
 _NEEDED = (
@@ -105,10 +105,9 @@ class GGUFView(View):
         self._tensors: dict[str, _Tensor] = {}
         self._collect()
         rope = _main_rope(self.settings)
-        self._divisors = divisors(rope, self.head_dim) if rope.get("rope_type") == "llama3" else None
+        self._factors = stored_factors(rope, self.head_dim)
         self.shapes = {t.name: self.info(key).shape for key, t in self._tensors.items()}
-        if self._divisors is not None:
-            self.shapes[ROTATION_FACTORS] = self._divisors.shape
+        self.shapes |= {name: factors.shape for name, factors in self._factors.items()}
         self.pairs = [] if names_only else self._pairs()
         if not names_only:
             self._read_back()
@@ -200,10 +199,10 @@ class GGUFView(View):
     # Values
 
     def keys(self) -> tuple[str, ...]:
-        return (*self._tensors, *([ROTATION_FACTORS] if self._divisors is not None else []))
+        return (*self._tensors, *self._factors)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._tensors or (key == ROTATION_FACTORS and self._divisors is not None)
+        return key in self._tensors or key in self._factors
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -237,8 +236,9 @@ class GGUFView(View):
         return self._tensors[key]
 
     def info(self, key: str) -> TensorInfo:
-        if key == ROTATION_FACTORS and self._divisors is not None:
-            return TensorInfo(key, "dense", "", None, self._divisors.shape, "float32", self._divisors.nbytes, ())
+        if key in self._factors:
+            factors = self._factors[key]
+            return TensorInfo(key, "dense", "", None, factors.shape, "float32", factors.nbytes, ())
         t = self._tensor(key)
         infos = [self.source.info(p.key) for p in t.pieces]
         first = infos[0]
@@ -270,8 +270,8 @@ class GGUFView(View):
         return len(shape) < 2 or t.stem in FLOAT32 or t.name.endswith(".bias")
 
     def __getitem__(self, key: str) -> QTensor | NDArray[Any]:
-        if key == ROTATION_FACTORS and self._divisors is not None:
-            return self._divisors
+        if key in self._factors:
+            return self._factors[key]
         t = self._tensor(key)
         return self._joined(t, [self._read(p) for p in t.pieces])
 
@@ -350,13 +350,15 @@ class GGUFView(View):
 
     def _model_pairs(self) -> list[Pair]:
         def get(name: str) -> Any:
-            return getattr(self.settings, name, None)
+            """A field; `a.b` is field b of the configuration in field a."""
+            outer, _, inner = name.rpartition(".")
+            return getattr(getattr(self.settings, outer) if outer else self.settings, inner, None)
 
         hidden, kv = int(self.settings.hidden_size), get("num_key_value_heads") or self.heads
         rope = _main_rope(self.settings)
         rotated = int(self.head_dim * float(rope.get("partial_rotary_factor") or get("partial_rotary_factor") or 1))
         sizes = {
-            "context_length": get("max_position_embeddings"), "embedding_length": hidden,
+            "context_length": get("max_position_embeddings") or get("max_seq_len"), "embedding_length": hidden,
             "block_count": get("num_hidden_layers"),
             "feed_forward_length": get("intermediate_size") or get("n_inner") or 4 * hidden,
             "attention.head_count": self.heads, "attention.head_count_kv": kv, "attention.key_length": self.head_dim,
@@ -370,6 +372,11 @@ class GGUFView(View):
             stated += [("rope.scaling.type", "string", rope["rope_type"]), ("rope.scaling.factor", "float32", rope["factor"])]
         if rope.get("rope_type") == "yarn":
             stated.append(("rope.scaling.original_context_length", "uint32", rope.get("original_max_position_embeddings")))
+        if rope.get("rope_type") == "longrope":
+            original = rope.get("original_max_position_embeddings") or get("original_max_position_embeddings")
+            scale = attention_factor(rope, sizes["context_length"] / original)
+            stated.append(("rope.scaling.original_context_length", "uint32", original))
+            stated.append(("rope.scaling.attn_factor", "float32", scale))
         local = (get("rope_parameters") or {}).get("sliding_attention")
         if isinstance(local, dict):
             stated.append(("rope.freq_base_swa", "float32", local.get("rope_theta")))
@@ -377,9 +384,9 @@ class GGUFView(View):
         fields: tuple[Field, ...] = (*self.architecture.fields, *STATED.get(self.arch, ()))
         stated += [(f.key, kinds[f.kind], get(f.name)) for f in fields]
         stated += CONSTANT.get(self.arch, ())
-        if self.arch == "hunyuan-moe":
-            width = get("intermediate_size") * (get("num_shared_expert") or 1)
-            stated.append(("expert_shared_feed_forward_length", "uint32", width))
+        if self.arch in SHARED_WIDTHS:
+            width, count = map(get, SHARED_WIDTHS[self.arch])
+            stated.append(("expert_shared_feed_forward_length", "uint32", width * (1 if count is None else count) or None))
         last: dict[str, tuple[str, Any]] = {}
         for key, kind, value in stated:
             value = value[0] if isinstance(value, list) and value else value
@@ -390,7 +397,7 @@ class GGUFView(View):
     def _read_back(self) -> None:
         """UnsupportedError where the header describes another model than the configuration."""
         shapes = {**self.shapes, **{n.removesuffix(".weight"): s for n, s in self.shapes.items()}}
-        header = Header(self.source.path, metadata_of(self.pairs, self.source.path), {**shapes})
+        header = Header(self.source.path, metadata_of(self.pairs, self.source.path), shapes, self._factors)
         try:
             read = settings_of(cast(GGUFCheckpoint, header))
         except CheckpointError as error:
@@ -404,8 +411,10 @@ class GGUFView(View):
                 continue  # Phi-3 chooses between long and short factors by it, and there are none
             if name == "rope_parameters":
                 value, own = _comparable(value), _comparable(own)
-                if self._divisors is not None:
-                    continue
+                if own.get("rope_type") == "llama3":
+                    continue  # the reader has the tensor of its factors in their place
+            if isinstance(value, dict) and not isinstance(own, dict):
+                own = vars(own)  # a configuration within the configuration
             if not _equal(value, own):
                 different.append(f"{name} is {own!r}, a GGUF of {self.arch} says {value!r}")
         if different:
