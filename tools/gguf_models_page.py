@@ -11,6 +11,7 @@ from pathlib import Path
 
 from halfbyte.checkpoints.gguf.runnable import UNREAD, UNREAD_VOCABULARIES
 from halfbyte.gguf_models.architectures import ARCHITECTURES
+from halfbyte.gguf_models.names import OWN_MODEL
 from halfbyte.gguf_models.pretokenizers import PRE_TOKENIZERS
 from halfbyte.gguf_models.tokenizer import KINDS
 
@@ -66,7 +67,8 @@ def page() -> str:
             HEAD,
             "## Architectures that run\n",
             "Each gives the logits of transformers' own model bit for bit. Beside llama.cpp's, from float32",
-            "files and from quantized ones: benchmarks/gguf.md. A `llama` file with experts becomes `mixtral`.\n",
+            "files and from quantized ones: benchmarks/gguf.md. A `llama` file with experts becomes `mixtral`.",
+            f"The class of `{OWN_MODEL}` is halfbyte's own, for transformers has none.\n",
             table(("GGUF", "transformers"), architectures),
             "## Architectures that do not\n",
             table(("GGUF", "why"), grouped(UNREAD)),

@@ -18,6 +18,7 @@ import torch
 from halfbyte.gguf_models.architecture import EXPERTS, PARAMETER, PART, Architecture
 from halfbyte.gguf_models.architectures import ARCHITECTURES, MISTRAL
 from halfbyte.gguf_models.classic import FALCON_40B
+from halfbyte.gguf_models.config import register
 from halfbyte.gguf_models.encoders import T5_PLAIN, T5_PLAIN_ENCODER
 from halfbyte.gguf_models.latent import DEEPSEEK_V2
 from halfbyte.gguf_models.recurrent import FALCON_MAMBA
@@ -196,6 +197,23 @@ def nemotron_h_moe(hidden: int, **changes: Any) -> Family:
     return config | changes, keys
 
 
+def smallthinker(hidden: int, scores: str, window: int) -> Family:
+    """Experts chosen before the attention. llama.cpp takes a window of 4096 whatever the file has,
+    and rotates every layer of a model of four.
+    """
+    config = TIED | {
+        "num_hidden_layers": 5, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "hidden_act": "relu",
+        "router_scores": scores, "use_sliding_window": bool(window), "sliding_window": window or None,
+        "layer_types": ["sliding_attention" if window and i % 4 else "full_attention" for i in range(5)],
+        "no_rope_layers": [int(not window or i % 4 != 0) for i in range(5)],
+    }  # fmt: skip
+    keys = [
+        *EXPERT_KEYS, ("expert_feed_forward_length", "uint32", 32), ("attention.sliding_window", "uint32", window),
+        ("expert_gating_func", "uint32", 2 if scores == "sigmoid" else 1),
+    ]  # fmt: skip
+    return config, keys
+
+
 def mrope(hidden: int) -> list[tuple[str, str, Any]]:
     return [("rope.dimension_sections", "array[int32]", [max(1, hidden // 128), max(1, hidden // 128), hidden // 64 - 1, 0])]
 
@@ -305,6 +323,8 @@ FAMILIES: dict[str, Family | Callable[[int], Family]] = {
     "qwen2vl": (TIED, MROPE),
     "qwen3vl": (TIED, MROPE),
     "seed_oss": (UNTIED | {"attention_bias": True, "attention_out_bias": False}, []),
+    "smallthinker": lambda h: smallthinker(h, "sigmoid", 4096),
+    "smallthinker:global": lambda h: smallthinker(h, "softmax", 0),
     "smollm3": (TIED | {"num_hidden_layers": 4, "no_rope_layer_interval": 4}, []),
     "stablelm": (UNTIED | HALF, []),
     "starcoder2": (TIED, []),
@@ -466,6 +486,7 @@ def family_model(arch: str, hidden: int = 64) -> Any:
         base.pop("head_dim")
     for name in architecture(arch).computed:
         base.pop(name)
+    register(architecture(arch).model_type)
     config = AutoConfig.for_model(architecture(arch).model_type, **(base | {"rope_parameters": rope} | changes))
     torch.manual_seed(sum(map(ord, arch)))
     tasks = {"encoder": AutoModel, "encoder-decoder": AutoModelForSeq2SeqLM}

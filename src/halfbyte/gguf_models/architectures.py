@@ -50,7 +50,7 @@ from .classic import CLASSIC, FALCON_40B
 from .encoders import ENCODERS, T5_PLAIN, T5_PLAIN_ENCODER
 from .gemma import GEMMA
 from .keys import Keys
-from .latent import DEEPSEEK_V2, LATENT, SIGMOID
+from .latent import DEEPSEEK_V2, LATENT, SIGMOID, SOFTMAX
 from .recurrent import FALCON_MAMBA, GRANITE_SCALES, RECURRENT, granite_attention
 
 
@@ -245,6 +245,29 @@ def _phimoe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _smallthinker(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """A global layer without rotation, then three local ones with it; without a window every layer
+    is global and rotates.
+    """
+    window = keys.get("attention.sliding_window", "integer", 0)
+    local = keys.flags("attention.sliding_window_pattern", keys.layers)
+    if local is None:
+        period = keys.size("attention.sliding_window_pattern", 4)
+        local = [i % period != 0 for i in range(keys.layers)]
+    scores = keys.get("expert_gating_func", "integer", SOFTMAX) or SOFTMAX
+    if scores not in (SOFTMAX, SIGMOID):
+        raise keys.refuse(f"that scores experts by function {scores}; {SOFTMAX} (softmax) and {SIGMOID} (sigmoid) are read")
+    return {
+        **expert_counts(keys, "num_experts"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length", config["intermediate_size"]),
+        "router_scores": "sigmoid" if scores == SIGMOID else "softmax",
+        "use_sliding_window": bool(window),
+        "sliding_window": window or None,
+        "layer_types": ["sliding_attention" if flag and window else "full_attention" for flag in local],
+        "no_rope_layers": [int(not window or i % 4 != 0) for i in range(keys.layers)],
+    }
+
+
 def _hunyuan_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     counts = expert_counts(keys, "num_experts")
     ff = keys.size("expert_feed_forward_length", config["intermediate_size"])
@@ -340,6 +363,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3vl": Architecture("qwen3", LLAMA | QK_NORM),
     "qwen3vlmoe": _QWEN3MOE,
     "seed_oss": Architecture("seed_oss", SEED_OSS),
+    "smallthinker": Architecture("smallthinker", MOE, experts=True, constants={"hidden_act": "relu"}, extra=_smallthinker),
     "smollm3": Architecture("smollm3", LLAMA, interleaved=True, constants={"no_rope_layer_interval": 4}, extra=_full_attention),
     "stablelm": Architecture("stablelm", LLAMA, eps=layer_eps("layer_norm_eps"), partial=True, extra=_stablelm),
     "starcoder2": Architecture(

@@ -20,7 +20,7 @@ from ..tensor.qtensor import QTensor
 from .architecture import Architecture, Field
 from .architectures import ARCHITECTURES, architecture_named
 from .keys import Keys, MissingError
-from .names import LAYER
+from .names import LAYER, OWN_MODEL
 
 
 def config_of(checkpoint: GGUFCheckpoint) -> Any:
@@ -32,7 +32,16 @@ def config_of(checkpoint: GGUFCheckpoint) -> Any:
     from transformers import AutoConfig
 
     settings = settings_of(checkpoint)
+    register(settings["model_type"])
     return AutoConfig.for_model(settings.pop("model_type"), **settings)
+
+
+def register(model_type: str) -> None:
+    """Makes transformers know a model type that is defined here."""
+    if model_type == OWN_MODEL:
+        from . import smallthinker
+
+        smallthinker.register()
 
 
 def settings_of(checkpoint: GGUFCheckpoint) -> dict[str, Any]:

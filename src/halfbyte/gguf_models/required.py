@@ -22,9 +22,9 @@ from ..checkpoints.ledger import MISSING, Entry, requirement_entries
 from ..checkpoints.meta_model import TooManyModulesError, at_most, most_modules, quiet
 from ..errors import HalfbyteError
 from .architecture import EACH, EXPERTS, PART, Architecture
-from .config import architecture_of, settings_of
+from .config import architecture_of, register, settings_of
 from .keys import Keys, MissingError
-from .names import LAYER, SIDES, class_name, slot
+from .names import LAYER, OWN_MODEL, SIDES, class_name, slot
 
 LEAVES = ("weight", "bias", "")
 """What ends the name of a tensor after its stem; some tensors of recurrent layers end with it."""
@@ -64,9 +64,13 @@ def _parameters(settings: str, task: str, most: int) -> frozenset[str] | str:
         given = json.loads(settings)
         kind = given.pop("model_type")
         try:
+            register(kind)
             config = transformers.AutoConfig.for_model(kind, **given)
             with torch.device("meta"), at_most(most):
-                model = getattr(transformers, class_name(kind, task))(config)
+                if kind == OWN_MODEL:
+                    model = transformers.AutoModelForCausalLM.from_config(config)
+                else:
+                    model = getattr(transformers, class_name(kind, task))(config)
         except TooManyModulesError:
             return f"transformers builds more than {most:,} modules of the header, which the tensors cannot fill"
         except Exception as error:  # a constructor raises whatever its code does

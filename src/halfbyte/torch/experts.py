@@ -30,6 +30,8 @@ from .packed_weight import PackedWeight
 PROJECTIONS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 UNGATED = "relu2"
 """The activation of experts without a gate."""
+REGLU = "reglu"
+"""relu(gate) · up, a gate that `ops.experts` does not have."""
 
 
 class QExperts(Packed):
@@ -38,7 +40,8 @@ class QExperts(Packed):
     weights      projection name ("gate_up_proj", or "gate_proj" and "up_proj"; "down_proj") -> a
                  stack (e, n, k), or e matrices
     biases       projection name -> (e, n)
-    gate         one of `ops.GATES` but "none"; "relu2" for experts without a gate, weights "up_proj"
+    gate         one of `ops.GATES` but "none"; "reglu", relu(gate) · up, whose experts are
+                 multiplied one after another; "relu2" for experts without a gate, weights "up_proj"
                  and "down_proj": y = down(relu(up(x))²)
     interleaved  rows of gate_up_proj, or of gate_proj followed by up_proj, alternate gate, up, gate,
                  up, … (gpt-oss); else gate's rows come first
@@ -85,7 +88,7 @@ class QExperts(Packed):
         """True where `ops.experts` takes the weights: stacks of one backend with a gate and without
         a limit, gate and up in one stack or not interleaved.
         """
-        unfit = self.gate == UNGATED or self.limit is not None
+        unfit = self.gate in (UNGATED, REGLU) or self.limit is not None
         if unfit or not all(self.stacked.values()) or (self.interleaved and not self.joined):
             return False
         return len({prepared.prepared.backend for prepared in self.packed.values()}) == 1
@@ -170,12 +173,14 @@ class QExperts(Packed):
 
 
 def apply_gate(kind: str, gate: Tensor, up: Tensor) -> Tensor:
-    """`ops.apply_gate` on torch tensors, gate and up as two tensors."""
+    """`ops.apply_gate` on torch tensors, gate and up as two tensors; and "reglu"."""
     if kind == "swiglu":
         return silu(gate) * up
     if kind == "swiglu_clamped":
         gate, up = gate.clamp(max=7.0), up.clamp(min=-7.0, max=7.0)
         return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    if kind == REGLU:
+        return torch.relu(gate) * up
     return gelu(gate, approximate="tanh") * up
 
 
@@ -187,6 +192,7 @@ def _check(counts: Mapping[str, int], gate: str) -> None:
             f"[QExperts] projections {counts} with gate {gate!r}; allowed: down_proj with gate_up_proj, or with gate_proj and "
             f"up_proj, or for {UNGATED!r} with up_proj alone, of as many experts"
         )
-    if gate != UNGATED and (gate not in GATES or gate == "none"):
-        allowed = ", ".join((*(a for a in GATES if a != "none"), UNGATED))
+    known = (*(a for a in GATES if a != "none"), REGLU, UNGATED)
+    if gate not in known:
+        allowed = ", ".join(known)
         raise ShapeError(f"[QExperts] gate {gate!r}; allowed: {allowed}")

@@ -20,8 +20,8 @@ READ = frozenset(
         "hunyuan-dense", "hunyuan-moe", "internlm2", "jais2", "jamba", "lfm2", "lfm2moe", "llama", "llama4", "mamba", "mamba2",
         "minicpm", "minimax-m2", "mistral3", "modern-bert", "mpt", "nemotron", "nemotron_h", "nemotron_h_moe", "olmo", "olmo2",
         "olmoe", "orion", "pangu-embedded", "phi2", "phi3", "phimoe", "qwen", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35",
-        "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl", "qwen3vlmoe", "seed_oss", "smollm3", "stablelm", "starcoder",
-        "starcoder2", "t5", "t5encoder", "xverse",
+        "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl", "qwen3vlmoe", "seed_oss", "smallthinker", "smollm3", "stablelm",
+        "starcoder", "starcoder2", "t5", "t5encoder", "xverse",
     }
 )  # fmt: skip
 """Values of general.architecture whose files become transformers models."""
@@ -35,7 +35,7 @@ LATENT = "its latent attention has no table here yet, though transformers has th
 _GROUPS = {
     NO_MODEL: (
         "deci grok refact plamo plamo2 plamo3 codeshell maple arctic jais openelm rwkv6 rwkv6qwen2 "
-        "rwkv7 arwkv7 graniteswitch plm bailingmoe bailingmoe3 smallthinker llada llada-moe dream grovemoe "
+        "rwkv7 arwkv7 graniteswitch plm bailingmoe bailingmoe3 llada llada-moe dream grovemoe "
         "rnd1 cogvlm step35 spark2_5 maincoder kimi-k3 talkie nanbeige deepseek deepseek2-ocr"
     ),
     NO_DECODER: (

@@ -22,7 +22,7 @@ from ...checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ...errors import UnsupportedError
 from ...tensor.concat import concat_rows, incompatibility, stack
 from ...tensor.qtensor import QTensor
-from ...torch.experts import UNGATED, QExperts
+from ...torch.experts import REGLU, UNGATED, QExperts
 from ...torch.modules import Weight
 from ...torch.state import tensor
 from ..compat import DEFAULT_GATE
@@ -117,10 +117,10 @@ def gate_of(module: nn.Module) -> tuple[str, bool]:
             )
         return UNGATED, False
     act = "SiLU" if function is nn.functional.silu else type(function).__name__
-    words = {"SiLU": "swiglu", "SiLUActivation": "swiglu", "GELUTanh": "geglu", "PytorchGELUTanh": "geglu"}
+    words = {"SiLU": "swiglu", "SiLUActivation": "swiglu", "GELUTanh": "geglu", "PytorchGELUTanh": "geglu", "ReLU": REGLU}
     own_gate = None if name in _LIMITED else getattr(type(module), "_apply_gate", None)
     if act not in words or (own_gate is not None and own_gate.__module__ != DEFAULT_GATE):
-        raise UnsupportedError(f"[load_model] {name} gates with {act}; SiLU and tanh GELU are computed on packed experts")
+        raise UnsupportedError(f"[load_model] {name} gates with {act}; SiLU, tanh GELU and ReLU are computed on packed experts")
     return words[act], not getattr(module, "is_concatenated", True)
 
 
