@@ -97,7 +97,9 @@ def test_a_text_ends_at_every_token_the_file_names(tmp_path, monkeypatch):
 
 # A family of each kind of cache: recurrent states, convolutions, latent keys, keys of another
 # layer.
-@pytest.mark.parametrize("case", ["smallthinker", "mamba", "mamba2", "falcon-h1", "lfm2", "qwen35", "deepseek2", "gemma4", "llama4"])
+@pytest.mark.parametrize(
+    "case", ["smallthinker", "mamba", "mamba2", "falcon-h1", "lfm2", "qwen35", "deepseek2", "gemma4", "llama4"]
+)
 def test_cached_steps_choose_the_tokens_of_whole_passes(tmp_path, case):
     model, tokenizer = load_model(write_family(tmp_path / "m.gguf", case, family_model(case)))
     steps = [piece.token for piece in Generation(model, tokenizer, IDS, max_tokens=6, stop_ids=set())]

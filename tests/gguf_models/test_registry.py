@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from halfbyte.checkpoints.gguf import runnable
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.checkpoints.gguf.runnable import READ, UNREAD, UNREAD_VOCABULARIES, VOCABULARIES, refusal
 from halfbyte.gguf_models.architectures import ARCHITECTURES
@@ -26,6 +27,7 @@ def test_the_tables_agree():
     assert set(ARCHITECTURES) == READ
     assert not READ & set(UNREAD)
     assert KINDS == VOCABULARIES
+    assert set(PRE_TOKENIZERS) == runnable.PRE_TOKENIZERS
     assert not set(KINDS) & set(UNREAD_VOCABULARIES)
 
 
@@ -47,6 +49,14 @@ def test_the_page_is_what_the_tables_say():
             [("general.architecture", "string", "llama"), ("tokenizer.ggml.model", "string", "hybriddna")],
             "vocabulary 'hybriddna': its DNA markers switch",
         ),
+        (
+            [
+                ("general.architecture", "string", "llama"),
+                ("tokenizer.ggml.model", "string", "gpt2"),
+                ("tokenizer.ggml.pre", "string", "moon"),
+            ],
+            "pre-tokenizer 'moon': llama.cpp does not know it either",
+        ),
     ],
 )
 def test_inspect_says_what_cannot_run(tmp_path, pairs, why):
@@ -55,6 +65,9 @@ def test_inspect_says_what_cannot_run(tmp_path, pairs, why):
     with GGUFCheckpoint(path) as checkpoint:
         found = [f for f in checkpoint.header_findings() if f.code == "cannot-run"]
         reason = refusal(checkpoint.metadata)
+        (tmp_path / "tokenizer.json").write_text("{}")
+        beside = [f for f in checkpoint.header_findings() if f.code == "cannot-run"]
+    assert bool(beside) == (why is not None and why.startswith("architecture"))
     if why is None:
         assert (found, reason) == ([], None)
     else:

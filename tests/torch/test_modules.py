@@ -57,6 +57,7 @@ def modules() -> dict[str, nn.Module]:
         "experts": QExperts(stacks),
         "experts with biases": QExperts(stacks, biases, gate="swiglu_clamped", interleaved=True),
         "experts apart": QExperts(apart_, gate="geglu"),
+        "experts with ReLU": QExperts(stacks, gate="reglu"),
     }
 
 
@@ -232,6 +233,17 @@ def test_experts_that_do_not_fit():
         QExperts({"gate_proj": weight("int4", (4, 64, 256)), "down_proj": weight("int4", (4, 256, 64))})
     with pytest.raises(ShapeError, match="gate 'relu'"):
         QExperts({"gate_up_proj": weight("int4", (4, 128, 256)), "down_proj": weight("int4", (4, 256, 64))}, gate="relu")
+
+
+def test_a_relu_gate_is_computed_on_packed_experts():
+    """y = Σ w · down(relu(gate) · up), from the decoded matrices."""
+    up, down = weight("int4", (4, 128, 256)), weight("int4", (4, 256, 64), 1)
+    h = torch.einsum("mk,enk->emn", X, torch.from_numpy(up.dequantize("float32")))
+    each = torch.einsum("emn,ekn->emk", torch.relu(h[..., :64]) * h[..., 64:], torch.from_numpy(down.dequantize("float32")))
+    routes = ([(0, 0.5), (3, 0.25)], [(2, 1.0), (1, 2.0)], [(0, 0.125), (2, -1.0)])  # of `run`
+    want = torch.stack([sum(w * each[e, i] for e, w in chosen) for i, chosen in enumerate(routes)])
+    have = run(QExperts({"gate_up_proj": up, "down_proj": down}, gate="reglu"))
+    assert torch.allclose(have, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
 
 
 def test_experts_apart_equal_experts_joined():

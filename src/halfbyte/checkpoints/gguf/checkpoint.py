@@ -281,7 +281,7 @@ class GGUFCheckpoint(Checkpoint):
             add("note", "vision-projector", "", f"it {PROJECTOR}")
         if "general.architecture" not in self.metadata:
             add("warning", "no-architecture", "", "general.architecture is missing: no program can tell which model it is")
-        elif self.metadata.get("general.architecture") != "clip" and (why := refusal(self.metadata)):
+        elif self.metadata.get("general.architecture") != "clip" and (why := refusal(self.metadata, self._tokenizer_beside())):
             add("note", "cannot-run", "", f"cannot be run here, because {why}; its weights can be read, verified and converted")
         for key, name in self._names.items():
             header = self.file.headers[name]
@@ -297,6 +297,10 @@ class GGUFCheckpoint(Checkpoint):
         if self.remote is None and self._head_is_embedding():
             add("warning", "tied-head-twice", "output", "output.weight holds the same bytes as token_embd.weight")
         return found
+
+    def _tokenizer_beside(self) -> bool:
+        """Whether a `tokenizer.json` lies beside the file."""
+        return self.remote is None and (self.path.parent / "tokenizer.json").is_file()
 
     def _head_is_embedding(self) -> bool:
         """True when the head is the embedding stored a second time; reading stops at the first

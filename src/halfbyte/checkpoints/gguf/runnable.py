@@ -54,6 +54,21 @@ UNREAD: dict[str, str] = {name: why for why, names in _GROUPS.items() for name i
 
 VOCABULARIES = ("llama", "gpt2", "gemma4", "bert", "t5", "rwkv", "plamo2", "whitespace")
 """Values of tokenizer.ggml.model that are read."""
+PRE_TOKENIZERS = frozenset(
+    {
+        "a.x-4.0", "afmoe", "bailingmoe", "bailingmoe2", "bloom", "chameleon", "chatglm-bpe", "codeshell", "cohere2moe",
+        "command-r", "dbrx", "deepseek-coder", "deepseek-llm", "deepseek-r1-qwen", "deepseek-v3", "default", "exaone",
+        "exaone-moe", "exaone4", "f2llmv2", "falcon", "falcon-h1", "falcon3", "gemma4", "gigachat", "glm4", "glm5", "gpt-2",
+        "gpt-4o", "gpt2", "gpt3-finnish", "granite-docling", "granite-embed-multi-311m", "granite-embed-multi-97m", "grok-2",
+        "hunyuan", "hunyuan-dense", "hy_v4", "jais", "jais-2", "jina-de", "jina-es", "jina-v1-en", "jina-v2-code",
+        "jina-v2-de", "jina-v2-es", "jina-v5-nano", "joyai-llm", "kanana2", "kimi-k2", "kormo", "laguna", "lfm2", "llada-moe",
+        "llama-bpe", "llama-v3", "llama3", "llama4", "megrez", "mellum", "mellum2", "midm-2.0", "minerva-7b", "minicpm5",
+        "minimax-m2", "modern-bert", "mpt", "olmo", "phi-2", "pixtral", "poro-chat", "qwen2", "qwen35", "refact",
+        "roberta-bpe", "sarvam-moe", "seed-coder", "smaug-bpe", "smollm", "solar-open", "spark2_5", "stablelm2", "starcoder",
+        "superbpe", "talkie", "tekken", "tiny_aya", "trillion", "ufakzeka", "viking", "whitespace", "youtu",
+    }
+)  # fmt: skip
+"""Values of tokenizer.ggml.pre whose expressions are known, for vocabularies of kind gpt2."""
 UNREAD_VOCABULARIES: dict[str, str] = {
     "hybriddna": "its DNA markers switch between two vocabularies, which the tokenizers library cannot express",
     "no_vocab": "the file has no vocabulary",
@@ -62,12 +77,20 @@ UNREAD_VOCABULARIES: dict[str, str] = {
 """Others that llama.cpp knows, and why they are not read."""
 
 
-def refusal(metadata: Metadata) -> str | None:
-    """Why a file cannot be run as a model here, None where nothing in its key-values says so."""
+def refusal(metadata: Metadata, tokenizer_beside: bool = False) -> str | None:
+    """Why a file cannot be run as a model here, None where nothing in its key-values says so.
+
+    tokenizer_beside  there is a `tokenizer.json`, which serves a vocabulary that is not read
+    """
     architecture = metadata.typed("general.architecture", "string", "")
     if architecture not in READ:
         return f"architecture {architecture!r}: {UNREAD.get(architecture, 'llama.cpp does not know it either, or it is newer')}"
     kind = metadata.typed("tokenizer.ggml.model", "string")
+    if tokenizer_beside:
+        return None
     if kind is not None and kind not in VOCABULARIES:
         return f"vocabulary {kind!r}: {UNREAD_VOCABULARIES.get(kind, 'not a kind that llama.cpp writes')}"
+    pre = metadata.typed("tokenizer.ggml.pre", "string", "default")
+    if kind == "gpt2" and pre not in PRE_TOKENIZERS:
+        return f"pre-tokenizer {pre!r}: llama.cpp does not know it either, or it is newer"
     return None
