@@ -36,6 +36,19 @@ GROUPINGS = ("row", "flat", "strided", "block")
 
 
 @dataclass(frozen=True)
+class Size:
+    """Bytes and weights of a tensor, a file or a model; what two modules share counts once."""
+
+    nbytes: int
+    weights: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        """8 · nbytes / weights; 0 of nothing."""
+        return 8 * self.nbytes / self.weights if self.weights else 0.0
+
+
+@dataclass(frozen=True)
 class Format:
     """How codes of one tensor become numbers.
 

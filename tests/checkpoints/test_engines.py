@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -242,3 +243,12 @@ def test_mlx_lm_and_what_it_does_not_read_of_config_json(tmp_path):
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
     assert [found(model_type=t, rope_parameters=yarn, rope_theta=1e4) for t in ("llama", "qwen3")] == ["wrong", "fine"]
     assert found(model_type="llama", rope_parameters=yarn, rope_theta=1e4, rope_scaling=yarn) == "fine"
+
+
+def test_a_release_in_a_rules_reason_is_the_one_from_which_it_applies():
+    """`since 0.27` of a reason and the field `since` are one release."""
+    named = [
+        (rule, text) for rule in RULES for text in re.findall(r"(?:since |^vLLM )(\d+(?:\.\d+)+)(?: and newer)?", rule.reason)
+    ]
+    assert len(named) >= 4
+    assert [(r.reason, r.since) for r, text in named if r.since and r.since != tuple(map(int, text.split(".")))] == []

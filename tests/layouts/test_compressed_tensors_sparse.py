@@ -13,10 +13,11 @@ import pytest
 
 import halfbyte as hb
 from halfbyte.checkpoints.safetensors.file import SafetensorsFile
+from halfbyte.checkpoints.safetensors.sparse import find_sparse
 from halfbyte.conversion import convert_checkpoint
 from halfbyte.conversion.to_dense import dequantize_checkpoint
 from halfbyte.errors import CheckpointError, LayoutError, UnsupportedError
-from halfbyte.layouts import LAYOUTS
+from halfbyte.layouts import LAYOUTS, Header
 from support.layout_tensors import headers
 from support.safetensors_bytes import folder, under
 
@@ -224,3 +225,12 @@ def test_marlin_takes_no_weight_that_is_not_sparse():
     dense = hb.QTensor(q.format, q.shape, {**q.parts, "codes": codes})
     with pytest.raises(LayoutError, match="row 4 has more than two values in inputs 0 to 3; it is 2:4"):
         MARLIN.pack(dense, {})
+
+
+def test_a_weight_without_inputs_is_sparse_too():
+    """No value, no mask byte, and the number of its rows."""
+    arrays = {
+        "m.compressed": np.zeros((3, 0), np.float16), "m.bitmask": np.zeros((3, 0), np.uint8), "m.shape": np.array([[3], [0]]),
+    }  # fmt: skip
+    found = find_sparse(arrays, lambda name: Header(arrays[name].shape, arrays[name].dtype), arrays.__getitem__)
+    assert [(name, weight.shape, weight.dtype) for name, weight in found.items()] == [("m.weight", (3, 0), np.dtype(np.float16))]

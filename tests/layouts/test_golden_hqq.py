@@ -41,3 +41,15 @@ def test_every_packing_and_both_axes_are_among_the_files() -> None:
     tensors = [unpacked(f)[0] for f in single(CASES)]
     assert {q.details["packing"] for q in tensors} == {"8bit_u8", "4bit_u8", "3bit_32", "2bit_u8"}
     assert {q.format.grouping for q in tensors} == {"row", "strided"}
+
+
+@pytest.mark.parametrize("file", single(CASES), ids=ids)
+def test_the_state_of_a_weight_of_another_producer_is_hqqs(file: str) -> None:
+    """What HQQ's own module would save of the same numbers: flags, widths and names."""
+    q, _, _, case = unpacked(file)
+    written = HQQ.pack(QTensor(q.format, q.shape, q.parts), {})
+    own = case.config["quant_config"]["weight_quant_params"]
+    flags = {name: int(written[name]) for name in ("nbits", "group_size", "axis", "channel_wise")}
+    assert flags == {name: int(own[name]) for name in flags}
+    assert bytes(written["packing"]).decode() == q.details["packing"]
+    assert written["shape"].tolist() == list(q.shape)

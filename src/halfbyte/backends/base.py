@@ -6,12 +6,13 @@ through `prepare`; from then on the backend works on its own order of the same b
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import BackendError
-from ..spec import Format
+from ..spec import Format, Size
 from ..tensor.qtensor import QTensor
 
 OPERATIONS = ("dequantize", "linear", "embedding", "experts")
@@ -56,10 +57,7 @@ class Prepared:
 
     @property
     def bits_per_weight(self) -> float:
-        size = 1
-        for d in self.shape:
-            size *= d
-        return 8 * self.nbytes / size if size else 0.0
+        return Size(self.nbytes, math.prod(self.shape)).bits_per_weight
 
     def __repr__(self) -> str:
         return f"Prepared({self.format}, shape={self.shape}, {self.bits_per_weight:.3g} bits/weight, backend={self.backend!r})"

@@ -154,8 +154,8 @@ def _angles(rotary: Any) -> Any:
     def tables(kind: str, count: int) -> tuple[Any, Any]:
         frequencies = getattr(rotary, f"{kind}_inv_freq" if kind else "inv_freq").tolist()
         scaling = float(getattr(rotary, f"{kind}_attention_scaling" if kind else "attention_scaling"))
-        turned = [[position * f for f in frequencies * 2] for position in range(count)]
-        cosines, sines = ([[scaling * function(a) for a in row] for row in turned] for function in (math.cos, math.sin))
+        angles = [[position * f for f in frequencies * 2] for position in range(count)]
+        cosines, sines = ([[scaling * function(a) for a in row] for row in angles] for function in (math.cos, math.sin))
         return torch.tensor(cosines, dtype=torch.float32)[None], torch.tensor(sines, dtype=torch.float32)[None]
 
     def angles(_: Any, positions: Any, kind: str = "") -> tuple[Any, Any]:

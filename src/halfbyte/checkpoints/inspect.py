@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..spec import Size
 from .base import Checkpoint, TensorInfo
 from .findings import Finding
 
 
 def bits_per_weight(info: TensorInfo) -> float:
     """Bits a weight takes in the file; 0 for an empty tensor."""
-    size = math.prod(info.shape)
-    return 8 * info.nbytes / size if size else 0.0
+    return Size(info.nbytes, math.prod(info.shape)).bits_per_weight
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Subtotal:
 
     @property
     def bits_per_weight(self) -> float:
-        return 8 * self.nbytes / self.weights if self.weights else 0.0
+        return Size(self.nbytes, self.weights).bits_per_weight
 
     def record(self) -> dict[str, Any]:
         return {"tensors": self.tensors, "weights": self.weights, "nbytes": self.nbytes, "bits_per_weight": self.bits_per_weight}

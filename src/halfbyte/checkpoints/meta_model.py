@@ -20,8 +20,8 @@ import logging
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 from .architecture import Requirement
@@ -92,7 +92,6 @@ def _parameters(config: str, most: int) -> dict[str, Shape] | str:
     """
     settings: dict[str, Any] = json.loads(config)
     with quiet():
-        import torch
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
         kind = str(settings.pop("model_type", ""))
@@ -102,19 +101,34 @@ def _parameters(config: str, most: int) -> dict[str, Shape] | str:
             return f"does not know it: {str(error).splitlines()[0]:.80}" if str(error) else "does not know it"
         for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
             try:
-                with torch.device("meta"), at_most(most):
-                    model = auto.from_config(made, trust_remote_code=False)
+                model = without_memory(partial(auto.from_config, made, trust_remote_code=False), most)
             except TooManyModulesError:
                 return f"builds more than {most:,} modules of its config.json, which its tensors cannot fill"
             except Exception:  # an architecture's constructor raises whatever its code does
                 continue
             tied = getattr(made.get_text_config(), "tie_word_embeddings", False)
-            shared = set(getattr(model, "all_tied_weights_keys", None) or ())  # files have what they are tied to
+            parameters = stored(model, dict(model.named_parameters(remove_duplicate=False)))
             return {
-                name.removesuffix(".weight"): tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)
-                if name not in shared and not (tied and name.startswith("lm_head"))
+                name.removesuffix(".weight"): tuple(p.shape) for name, p in parameters.items()
+                if not (tied and name.startswith("lm_head"))
             }  # fmt: skip
     return "builds no language model of its config.json"
+
+
+def without_memory(make: Callable[[], Any], most: int) -> Any:
+    """A model that `make` makes, on torch's meta device. Raises TooManyModulesError, and whatever
+    the architecture's code does.
+    """
+    import torch
+
+    with torch.device("meta"), at_most(most):
+        return make()
+
+
+def stored(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors that files have: of tied ones, those that the others are tied to."""
+    shared = set(getattr(model, "all_tied_weights_keys", None) or ())
+    return {name: tensor for name, tensor in state.items() if name not in shared}
 
 
 class TooManyModulesError(Exception):

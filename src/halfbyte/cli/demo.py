@@ -66,8 +66,8 @@ def main() -> int:
     generation = Generation(model, tokenizer, PROMPT, max_tokens=64)
     for piece in generation:
         print(piece.text, end="", flush=True)
-    print(f"\n\n{sentence(summary(generation, model, ready_s))}")
-    print(_share_of_limit(model.nbytes, generation.tokens_per_s))
+    print(f"\n\n{sentence(summary(generation, model.size, ready_s))}")
+    print(_share_of_limit(model.size.nbytes, generation.tokens_per_s))
     return 0
 
 

@@ -66,7 +66,7 @@ def generate(
             # The tokenizer first: making it takes, for a moment, as much memory as a small model.
             tokenizer: Any = NativeTokenizer(checkpoint)
             model: Any = native.model()
-            size: Any = model
+            size: Any = model.size
     from ..generation.single import Generation
 
     facts = {"path": str(path), "activations": activations, "engine": "transformers" if native is None else "native"}

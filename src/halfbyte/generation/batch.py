@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .single import Generation, GenerationError, Piece, Sampling, choose, prompt_chunk, stores_scores
+from .single import Generation, GenerationError, Piece, Sampling, choose, prompt_chunk, runner_of
 
 
 class BatchGeneration:
@@ -61,7 +61,7 @@ class BatchGeneration:
         random = [np.random.default_rng(t.sampling.seed) for t in self.texts]
         streams = [DecodeStream(skip_special_tokens=True) for _ in self.texts]
         state: Any = None
-        chunk = prompt_chunk(longest, stores_scores(self.model))
+        chunk = prompt_chunk(longest, runner_of(self.model).stores_scores)
         for step in range(self.max_tokens):
             for text in self.texts:
                 if not text.stopped and len(text.prompt_ids) + len(text.tokens) > text.context:

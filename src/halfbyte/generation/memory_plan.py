@@ -231,7 +231,7 @@ class Planner:
 
 
 def _stores_scores(config: Any) -> bool:
-    """`single.stores_scores` of a configuration: transformers has no fused attention for the
+    """`single.TransformersModel.stores_scores` of a configuration: transformers has no fused attention for the
     architecture.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING

@@ -18,7 +18,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from ..errors import BackendError, CheckpointError, ShapeError, UnsupportedError
 from ..gguf_models.names import ROTATION_FACTORS
 from ..gguf_models.view import ModelView
 from ..ops import choose, embedding, linear
+from ..spec import Size
 from .decoder_layer import DecoderLayer, Norm, Product, append_layer, append_norm
 from .rotary import Rotation, rotation_of
 
@@ -83,7 +84,8 @@ class NativeModel:
     embedding    the packed table, whose rows are multiplied by `scale`
     head         the packed head; the table itself where they are tied
     rotations    tables of angles; each layer names one
-    nbytes, weights  bytes and number of all weights
+    size         bytes and number of all weights
+    stores_scores  False: it divides a prompt by itself (`single.TransformersModel`)
     """
 
     context: int
@@ -94,16 +96,16 @@ class NativeModel:
     head: Prepared
     rotations: tuple[Rotation, ...]
     activations: str
-    nbytes: int
-    weights: int
-
-    @property
-    def bits_per_weight(self) -> float:
-        return 8 * self.nbytes / self.weights if self.weights else 0.0
+    size: Size
+    stores_scores: ClassVar[bool] = False
 
     def session(self) -> NativeSession:
         """One sequence, empty."""
         return NativeSession(self)
+
+    def end_ids(self, tokenizer: Any) -> tuple[Any, ...]:
+        """The end-of-turn tokens that the file names, and eos."""
+        return tokenizer.end_ids, tokenizer.eos_token_id
 
 
 class NativeSession:
@@ -281,8 +283,8 @@ def _rotated(x: F32, cosines: F32, sines: F32) -> F32:
     """x cos + (−second half, first half) sin, rows by position."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
-    turned = np.concatenate([-second, first], axis=-1)
-    return np.asarray(x * cosines + turned * sines, np.float32)
+    swapped = np.concatenate([-second, first], axis=-1)
+    return np.asarray(x * cosines + swapped * sines, np.float32)
 
 
 def _gate(function: str, gate: F32, up: F32) -> F32:
@@ -304,11 +306,11 @@ def _attention(q: F32, cache: _Cache, scaling: float) -> F32:
     length = cache.count - first
     scores = (q.reshape(len(keys), -1, d) @ keys.transpose(0, 2, 1)).reshape(heads, count, length)
     scores *= np.float32(scaling)
-    own = np.arange(length - count, length)[:, None]  # a token's place among the keys
-    place = np.arange(length)
-    hidden = place > own
+    own = np.arange(length - count, length)[:, None]  # a token's position among the keys
+    position = np.arange(length)
+    hidden = position > own
     if cache.window is not None:
-        hidden |= place <= own - cache.window
+        hidden |= position <= own - cache.window
     if hidden.any():
         scores[:, hidden] = -np.inf
     scores -= scores.max(axis=-1, keepdims=True)
@@ -419,7 +421,8 @@ class NativeReader:
         layers = tuple(self.layer(i, kind) for i, kind in enumerate(self.kinds))
         return NativeModel(
             config["max_position_embeddings"], table, math.sqrt(config["hidden_size"]) if self.gemma else 1.0, layers,
-            self.norm("model.norm"), head, tuple(self.rotations.values()), self.activations, self.nbytes, self.weights,
+            self.norm("model.norm"), head, tuple(self.rotations.values()), self.activations,
+            Size(self.nbytes, self.weights),
         )  # fmt: skip
 
     def ropes(self) -> dict[str, Rotation]:

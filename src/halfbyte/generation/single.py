@@ -143,7 +143,7 @@ class Generation:
         self.model, self.tokenizer = model, tokenizer
         self.max_tokens, self.sampling = max_tokens, sampling or Sampling()
         self.prompt_ids = token_ids(tokenizer, prompt, "generate") if isinstance(prompt, str) else list(prompt)
-        self.context = context_of(model)
+        self.context = runner_of(model).context
         if not self.prompt_ids:
             raise GenerationError("[generate] the prompt has no tokens; give some text")
         if len(self.prompt_ids) > self.context:
@@ -173,8 +173,9 @@ class Generation:
         backend = self.tokenizer.backend_tokenizer
         stream = DecodeStream(skip_special_tokens=True)
         unsent = ""  # text that may be the beginning of a stop text
-        session = session_of(self.model)
-        chunk = prompt_chunk(len(self.prompt_ids), stores_scores(self.model))
+        runner = runner_of(self.model)
+        session = runner.session()
+        chunk = prompt_chunk(len(self.prompt_ids), runner.stores_scores)
         pending = [self.prompt_ids[i : i + chunk] for i in range(0, len(self.prompt_ids), chunk)]
         while len(self.tokens) < self.max_tokens:
             if len(self.prompt_ids) + len(self.tokens) > self.context:
@@ -216,20 +217,44 @@ class Generation:
             self.text = whole
 
 
-def context_of(model: Any) -> int:
-    """Most tokens of prompt and text together."""
-    if isinstance(model, NativeModel):
-        return model.context
-    return int(model.config.get_text_config(decoder=True).max_position_embeddings)
+@dataclass(frozen=True)
+class TransformersModel:
+    """A transformers model as `Generation` uses one; `NativeModel` has the same members."""
+
+    model: Any
+
+    @property
+    def context(self) -> int:
+        """Most tokens of prompt and text together."""
+        return int(self.model.config.get_text_config(decoder=True).max_position_embeddings)
+
+    @property
+    def stores_scores(self) -> bool:
+        """True for a decoder whose attention is transformers' "eager" one (gpt-oss, since torch's
+        fused attention has no sinks). An encoder-decoder model reads a text in one pass in any
+        case.
+        """
+        two_sides = getattr(self.model.config, "is_encoder_decoder", False)
+        return getattr(self.model.config, "_attn_implementation", None) == "eager" and not two_sides
+
+    def session(self) -> Any:
+        """One empty sequence: a function of tokens that returns the last one's logits."""
+        from ..transformers.decode.session import DecodeSession
+
+        return DecodeSession(self.model)
+
+    def end_ids(self, tokenizer: Any) -> tuple[Any, ...]:
+        """eos of configuration, generation settings and tokenizer: a token, several or None each.
+
+        Of a GGUF, the generation settings have every end-of-turn token that the file names.
+        """
+        settings = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        return getattr(self.model.config, "eos_token_id", None), settings, tokenizer.eos_token_id
 
 
-def session_of(model: Any) -> Any:
-    """One empty sequence in a model: a function of tokens that returns the last one's logits."""
-    if isinstance(model, NativeModel):
-        return model.session()
-    from ..transformers.decode.session import DecodeSession
-
-    return DecodeSession(model)
+def runner_of(model: Any) -> NativeModel | TransformersModel:
+    """What runs a model."""
+    return model if isinstance(model, NativeModel) else TransformersModel(model)
 
 
 def _as_numpy(logits: Any) -> NDArray[np.float32]:
@@ -261,29 +286,12 @@ def prompt_chunk(length: int, stores_scores: bool) -> int:
     return max(LEAST_CHUNK, STORED_SCORES // length)
 
 
-def stores_scores(model: Any) -> bool:
-    """True for a decoder whose attention is transformers' "eager" one (gpt-oss, since torch's fused
-    attention has no sinks). An encoder-decoder model reads a text in one pass in any case.
-    """
-    if isinstance(model, NativeModel):
-        return False  # it divides a prompt by itself
-    two_sides = getattr(model.config, "is_encoder_decoder", False)
-    return getattr(model.config, "_attn_implementation", None) == "eager" and not two_sides
-
-
 def end_tokens(model: Any, tokenizer: Any) -> set[int]:
-    """The tokens that end a text: eos of configuration, generation settings and tokenizer, and the
-    end-of-turn token of a vocabulary that has one.
-
-    Of a GGUF, the generation settings have every end-of-turn token that the file names.
+    """The tokens that end a text: those of `end_ids`, and the end-of-turn token of a vocabulary
+    that has one.
     """
     ids: set[int] = set()
-    if isinstance(model, NativeModel):
-        sources: tuple[Any, ...] = (tokenizer.end_ids, tokenizer.eos_token_id)
-    else:
-        settings = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-        sources = getattr(model.config, "eos_token_id", None), settings, tokenizer.eos_token_id
-    for source in sources:
+    for source in runner_of(model).end_ids(tokenizer):
         if source is not None:
             ids |= set(source) if isinstance(source, list | tuple) else {source}
     turns = (tokenizer.backend_tokenizer.token_to_id(t) for t in ("<end_of_turn>", "<|eot_id|>", "<|im_end|>"))

@@ -12,14 +12,14 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any
 
 from ..checkpoints.architecture import Requirement
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.ledger import MISSING, Entry, requirement_entries
-from ..checkpoints.meta_model import TooManyModulesError, at_most, most_modules, quiet
+from ..checkpoints.meta_model import TooManyModulesError, most_modules, quiet, stored, without_memory
 from ..errors import HalfbyteError
 from .architecture import EACH, EXPERTS, PART, Architecture
 from .config import architecture_of, register, settings_of
@@ -58,7 +58,6 @@ def _parameters(settings: str, task: str, most: int) -> frozenset[str] | str:
     none.
     """
     with quiet():
-        import torch
         import transformers
 
         given = json.loads(settings)
@@ -66,17 +65,14 @@ def _parameters(settings: str, task: str, most: int) -> frozenset[str] | str:
         try:
             register(kind)
             config = transformers.AutoConfig.for_model(kind, **given)
-            with torch.device("meta"), at_most(most):
-                if kind == OWN_MODEL:
-                    model = transformers.AutoModelForCausalLM.from_config(config)
-                else:
-                    model = getattr(transformers, class_name(kind, task))(config)
+            auto = transformers.AutoModelForCausalLM
+            make = auto.from_config if kind == OWN_MODEL else getattr(transformers, class_name(kind, task))
+            model = without_memory(partial(make, config), most)
         except TooManyModulesError:
             return f"transformers builds more than {most:,} modules of the header, which the tensors cannot fill"
         except Exception as error:  # a constructor raises whatever its code does
             return f"transformers builds no {kind} of the header: {str(error).partition(chr(10))[0]:.80}"
-        shared = set(getattr(model, "all_tied_weights_keys", None) or ())
-        return frozenset(name for name in model.state_dict() if name not in shared)
+        return frozenset(stored(model, model.state_dict()))
 
 
 def _requirements(

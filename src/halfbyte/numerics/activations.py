@@ -155,15 +155,15 @@ def rounded(x: F32, fmt: Format, activations: str, group_index: NDArray[Any] | N
     length = -(-size // segment) * segment  # groups as the segments see them, padded
     at = np.zeros(k, np.int64) if index is None else np.asarray(index, np.int64)
     order = np.argsort(at, kind="stable")
-    place = np.empty(k, np.int64)
-    place[order] = np.arange(k) - np.repeat(np.cumsum(counts) - counts, counts)
-    place += at * length
+    slot = np.empty(k, np.int64)
+    slot[order] = np.arange(k) - np.repeat(np.cumsum(counts) - counts, counts)
+    slot += at * length
     padded = np.zeros((x.shape[0], groups * length), np.float32)
-    padded[:, place] = x
+    padded[:, slot] = x
     span = activation_span(fmt, segment)
     codes, scales = round_int8(padded, span)
     values = codes.astype(np.float32) * np.repeat(scales, span, axis=1)[:, : padded.shape[1]]
-    return np.ascontiguousarray(values[:, place])
+    return np.ascontiguousarray(values[:, slot])
 
 
 __all__ = [

@@ -17,7 +17,7 @@ from ..formats import EXTRA_PARTS, Composite, family_of
 from ..numerics.bits import padding_is_zero
 from ..numerics.exact import dtype_named
 from ..numerics.memory_limit import check_memory
-from ..spec import SMALL_SCALES, Format
+from ..spec import SMALL_SCALES, Format, Size
 from .notebook import html
 
 BLOCK_ELEMENTS = 1 << 20
@@ -126,7 +126,7 @@ class QTensor:
     @property
     def bits_per_weight(self) -> float:
         """8 · nbytes / size; 0 for an empty tensor."""
-        return 8 * self.nbytes / self.size if self.size else 0.0
+        return Size(self.nbytes, self.size).bits_per_weight
 
     def __repr__(self) -> str:
         origin = f", origin={self.origin!r}" if self.origin else ""

@@ -3,8 +3,9 @@ tokenizers.
 """
 
 try:
+    from ..spec import Size
     from .hf_quantizer import HalfbyteConfig, HalfbyteQuantizer
-    from .load import Size, import_model_code, load_model, model_size
+    from .load import import_model_code, load_model, model_size
 except ModuleNotFoundError as e:
     raise ModuleNotFoundError(
         f"{e.name}, which halfbyte.transformers needs; pip install 'halfbyte[transformers]'", name=e.name

@@ -132,10 +132,10 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
             return model
         self.path = _common_path(kwargs.get("checkpoint_files"))
         with open_checkpoint(self.path) as checkpoint:
-            self.places = _packed_places(model, checkpoint, self._filling(model, checkpoint))
-        self.modules = {path: model.get_submodule(path) for path in self.places}
+            self.paths = _packed_paths(model, checkpoint, self._filling(model, checkpoint))
+        self.modules = {path: model.get_submodule(path) for path in self.paths}
         self.tied = dict(model.all_tied_weights_keys)
-        for path in self.places:
+        for path in self.paths:
             model.set_submodule(path, _Aside())
         if self.modules:
             # The filling ties weights; transformers ties no packed ones.
@@ -154,7 +154,7 @@ class HalfbyteQuantizer(HfQuantizer):  # type: ignore[misc]
         with open_checkpoint(self.path) as checkpoint, torch.device("cpu"):
             filling = self._filling(model, checkpoint)
             filling.tied = self.tied
-            filling.run(only=self.places)
+            filling.run(only=self.paths)
             if has_split_gate_up(checkpoint.config):
                 self.quantization_config.meta = checkpoint.config["quantization_config"]["meta"]
         return make_saveable(model, self)
@@ -294,7 +294,7 @@ def _shares(head: Any, table: Any) -> bool:
     return head is not None and getattr(head, "weight", None) is getattr(table, "weight", head)
 
 
-def _packed_places(model: Any, checkpoint: Checkpoint, filling: FolderFilling) -> set[str]:
+def _packed_paths(model: Any, checkpoint: Checkpoint, filling: FolderFilling) -> set[str]:
     """Paths of the modules that packed weights go into, with a tied head that is not stored."""
     groups, _ = filling.plan()
     quantized = [keys for keys in groups.values() if any(checkpoint.info(key).quantized for key in keys.values())]

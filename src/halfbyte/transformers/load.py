@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ..errors import BackendError, FormatError
 from ..gguf_models.config import config_of
 from ..gguf_models.tokenizer import tokenizer_of, tokens_of
+from ..spec import Size
 from ..torch.modules import batch_invariant, packed_modules
 from .build import config_of_gguf, default_dtype, empty_model, model_of_gguf
 from .config import add_generation_settings, config_of_folder, tokenizer_of_folder
@@ -36,18 +36,6 @@ from .fill.safetensors import fill_from_folder
 from .hf_quantizer import make_saveable
 
 DEVICES = ("cpu", "cuda", "mps")
-
-
-@dataclass(frozen=True)
-class Size:
-    """Bytes and weights of a model, a shared tensor counted once."""
-
-    nbytes: int
-    weights: int
-
-    @property
-    def bits_per_weight(self) -> float:
-        return 8 * self.nbytes / self.weights if self.weights else 0.0
 
 
 def load_model(

@@ -1,5 +1,5 @@
 """The fragment kernel's own source executed by NumPy (gluon_numpy.py), every lane and register,
-with the shipped tiles.
+with the default tiles.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ def relative_error(word, n, k, m, tile, dtype="float16"):
     return float((np.abs(y.double().numpy() - x64 @ w64.T) / (np.abs(x64) @ np.abs(w64.T))).max())
 
 
-def shipped(limit):
+def default_tiles(limit):
     """(family, tile) of the H200 for up to `limit` tokens, without repetition."""
-    entries = json.loads((found.SHIPPED / "h200.json").read_text())["tiles"]
+    entries = json.loads((found.DEFAULT / "h200.json").read_text())["tiles"]
     return sorted({(e["family"], *e["tile"]) for e in entries if e["kernel"] == "fragments" and e["m"] == limit})
 
 
 @pytest.mark.parametrize(("limit", "m"), [(2, 1), (2, 2), (8, 4), (16, 9)])
-def test_shipped_tiles_multiply_as_float64_does(kernel, limit, m):
+def test_default_tiles_multiply_as_float64_does(kernel, limit, m):
     """k that fills a warp's step and k that does not; ragged rows. Weights finished in float16 are
     rounded once.
     """
-    for family, *tile in shipped(limit):
+    for family, *tile in default_tiles(limit):
         for word in FAMILIES[family]:
             error = relative_error(word, 40, 1920 if tile[4] == 4 else 4096, m, tile)
             assert error <= (2.0**-11 if tile[7] and family != "e2m1" else 1e-6), (word, tile, error)

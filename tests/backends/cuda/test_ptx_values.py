@@ -220,7 +220,7 @@ TOKENS = {2: (1, 2), 8: (3, 8), 16: (9, 16), 32: (17, 33), 64: (64,)}
 
 def every_tile():
     """(family, tokens up to, tile) of the cards' files and of the rules."""
-    files = [json.loads(f.read_text())["tiles"] for f in sorted(Path(found.SHIPPED).glob("*.json"))]
+    files = [json.loads(f.read_text())["tiles"] for f in sorted(Path(found.DEFAULT).glob("*.json"))]
     named = [(e["family"], e["m"], tuple(e["tile"])) for f in files for e in f if e["kernel"] == "fragments"]
     ruled = [(family, m, tile) for m, row in FRAGMENT_TILES.items() for family, tiles in row.items() for tile in tiles]
     return sorted(set(named) | {(family, m, (*tile, 0, 1, False)[: max(8, len(tile))]) for family, m, tile in ruled}, key=str)

@@ -1,5 +1,5 @@
 """Tiles by card: the nearest shape, the smallest m that is enough, the user's file before the
-shipped one; no GPU needed.
+default one; no GPU needed.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def test_words_of_cards():
     assert [f.word_of(c) for c in names] == ["h100", "h200", "nvidia-geforce-rtx-4090", "a100"]
 
 
-@pytest.mark.parametrize("path", sorted(f.SHIPPED.glob("*.json")), ids=lambda path: path.stem)
-def test_a_call_takes_the_shipped_tile_of_its_card(path, cache):
+@pytest.mark.parametrize("path", sorted(f.DEFAULT.glob("*.json")), ids=lambda path: path.stem)
+def test_a_call_takes_the_default_tile_of_its_card(path, cache):
     """Through the functions that the launches call, by the card's full name; and no tile asks for
     more warps than a program has, or for a step that the kernel cannot take.
     """
@@ -83,8 +83,8 @@ def test_a_call_takes_the_shipped_tile_of_its_card(path, cache):
         assert tokens * tile.columns >= min(e["m"], 8)
 
 
-def test_shipped_cards():
-    assert [path.stem for path in sorted(f.SHIPPED.glob("*.json"))] == ["h100", "h200"]
+def test_cards_with_default_tiles():
+    assert [path.stem for path in sorted(f.DEFAULT.glob("*.json"))] == ["h100", "h200"]
 
 
 def test_tuning_without_a_gpu_says_what_is_missing(capsys):

@@ -252,8 +252,8 @@ class FolderFilling(Filling):
             value = getattr(given, source_leaf, None)
             if not getattr(getattr(target, leaf, None), "is_meta", False) or value is None:
                 continue
-            alike = isinstance(given, QLinear | ConcatLinear) and isinstance(target, nn.Linear)
-            if alike or (isinstance(given, QEmbedding) and isinstance(target, nn.Embedding)):
+            both_linear = isinstance(given, QLinear | ConcatLinear) and isinstance(target, nn.Linear)
+            if both_linear or (isinstance(given, QEmbedding) and isinstance(target, nn.Embedding)):
                 self.model.set_submodule(path, given)
             elif isinstance(value, nn.Parameter) and not value.is_meta:
                 setattr(target, leaf, value)

@@ -7,7 +7,7 @@ measured on, and the user's own.
 
 A call takes the entry of its kernel and family whose shape is nearest (in factors of n and k, and
 of the work that its tile does beyond k) and whose m is the smallest that is not below its own. The
-user's file, $XDG_CACHE_HOME/halfbyte/tiles-CARD.json, goes before the shipped one. Nothing is
+user's file, $XDG_CACHE_HOME/halfbyte/tiles-CARD.json, goes before the default one. Nothing is
 searched for while a program runs: without an entry, tune.py's rules decide.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 from ....checkpoints.io.safe_files import replace_text
 from ....errors import BackendError
 
-SHIPPED = Path(__file__).parent / "cards"
+DEFAULT = Path(__file__).parent / "cards"
 Entry = dict[str, Any]
 
 
@@ -73,8 +73,8 @@ def key(e: Entry) -> tuple[Any, ...]:
 
 @functools.cache
 def entries_for(card: str) -> tuple[tuple[Entry, ...], ...]:
-    """The user's entries for a card, then the shipped ones; none for a card without a file."""
-    files = (user_file(card), SHIPPED / f"{word_of(card)}.json")
+    """The user's entries for a card, then the default ones; none for a card without a file."""
+    files = (user_file(card), DEFAULT / f"{word_of(card)}.json")
     return tuple(tuple(read(f)) for f in files if f.exists())
 
 
