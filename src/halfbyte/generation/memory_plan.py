@@ -231,8 +231,8 @@ class Planner:
 
 
 def _stores_scores(config: Any) -> bool:
-    """`single.TransformersModel.stores_scores` of a configuration: transformers has no fused attention for the
-    architecture.
+    """`single.TransformersModel.stores_scores` of a configuration: transformers has no fused
+    attention for the architecture.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
