@@ -504,6 +504,25 @@ def test_case_68_a_low_rank_part_is_part_of_the_weight(tmp_path: Path):
         values(write(tmp_path / "n", rest, SVD))
 
 
+def test_case_68_the_low_rank_part_under_the_names_of_the_quantizer(tmp_path: Path):
+    """What ModelOpt 0.47 exports: the same values, and the names come back."""
+    tensors, want = svd_module(np.random.default_rng(3), 32, 64)
+    spelled = {f"weight_quantizer._{s}" if "lora" in s else s: np.asarray(t) for s, t in tensors.items()}
+    folder = write(tmp_path / "m", {f"{NAME}.{s}": t for s, t in spelled.items()}, SVD)
+    np.testing.assert_array_equal(values(folder), want)
+    assert severities(folder) == set()
+    packed = LAYOUTS["modelopt"].pack(LAYOUTS["modelopt"].unpack(spelled, {}), {})
+    assert {s: t.tobytes() for s, t in packed.items()} == {s: t.tobytes() for s, t in spelled.items()}
+    both = {**spelled, "svdquant_lora_a": tensors["svdquant_lora_a"]}
+    with pytest.raises(CheckpointError, match="svdquant_lora_a are one factor under two names"):
+        values(write(tmp_path / "n", {f"{NAME}.{s}": t for s, t in both.items()}, SVD))
+    for letter in "kv":
+        module = f"model.layers.0.self_attn.{letter}_proj"
+        zero = {f"{module}.{letter}_bias": np.zeros(1, np.float32)}  # of an affine cache
+        extra = write(tmp_path / letter, {f"{module}.{s}": t for s, t in spelled.items()} | zero, SVD)
+        assert [e.status for e in hb.open(extra).ledger().entries if e.name in zero] == ["auxiliary"]
+
+
 def test_case_68_load_model_adds_the_low_rank_part(tmp_path: Path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")

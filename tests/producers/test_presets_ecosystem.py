@@ -529,6 +529,7 @@ def modelopt_without_gpu() -> None:
 def modelopt(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
+    from modelopt.torch.quantization.utils import update_quant_cfg_with_kv_cache_quant
 
     import torch
     from transformers import AutoModelForCausalLM
@@ -538,7 +539,10 @@ def modelopt(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
     tiny(arch).to(torch.bfloat16).save_pretrained(folder / "dense")
     model = AutoModelForCausalLM.from_pretrained(folder / "dense", dtype=torch.bfloat16)
     texts = [torch.randint(3, 96, (1, 32), generator=torch.Generator().manual_seed(i)) for i in range(2)]
-    model = mtq.quantize(model, copy.deepcopy(getattr(mtq, scheme)), lambda m: [m(input_ids=t) for t in texts])
+    config = copy.deepcopy(getattr(mtq, scheme))
+    if "_KV_" in scheme:  # a config of caches goes over one of weights
+        config = update_quant_cfg_with_kv_cache_quant(copy.deepcopy(mtq.FP8_DEFAULT_CFG), config["quant_cfg"])
+    model = mtq.quantize(model, config, lambda m: [m(input_ids=t) for t in texts])
     with torch.inference_mode():
         export_hf_checkpoint(model, export_dir=str(folder))
 
@@ -551,9 +555,10 @@ def modelopt(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
                 if scale is not None:
                     key = name if leaf == "weight" else f"{name}.{leaf}"
                     found[key] = modelopt_values(getattr(module, leaf).data, scale, getattr(module, f"{stem}_scale_2", None))
-        # A config of caches alone leaves the weights dense.
-        linears = {name: m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-        return found or {name: m.weight.detach().float().numpy() for name, m in linears.items()}
+                    quantizer = getattr(module, "weight_quantizer", None)
+                    if getattr(quantizer, "svdquant_lora_a", None) is not None:  # applied one after the other to the inputs
+                        found[key] += (quantizer.svdquant_lora_b.double() @ quantizer.svdquant_lora_a.double()).float().numpy()
+        return found
 
     return values
 

@@ -5,6 +5,7 @@ one it is, the dtypes say.
 |---|---|---|---|
 | nvfp4 | `weight` uint8 [*lead, n, k/2], low nibble even | `weight_scale` E4M3 [.., k/16], `.._scale_2` float32 | e2m1 · s · s2 |
 | nvfp4 with SVDQuant | the same, [n, k/2] | and `svdquant_lora_a` [r, k], `svdquant_lora_b` [n, r] | e2m1 · s · s2 + B · A |
+| the same from ModelOpt 0.47 | the same | `weight_quantizer._svdquant_lora_a` and `_b` | the same |
 | mxfp4 | the same | `weight_scale` E8M0 bytes [*lead, n, k/32] | e2m1 · 2^(b − 127) |
 | mxfp8 | `weight` E4M3 [*lead, n, k] | the same | e4m3 · 2^(b − 127) |
 | int4 export | `weight` uint8 [*lead, n/2, k]: low nibble row 2i, high row 2i + 1 | `weight_scale` float [*lead, n, G] | q · s |
@@ -26,17 +27,19 @@ stays a tensor of its own.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ...errors import CheckpointError, LayoutError, UnsupportedError
 from ...spec import Format
 from ...tensor.qtensor import QTensor
-from ..base import Array, Config, Described, HasHeader, Holds, Layout, Tensors, cannot_hold, reject_extra, require
+from ..base import Array, Config, Described, HasHeader, Holds, Layout, Tensors, cannot_hold, label, reject_extra, require
 from ..quant_config.module_rules import covered, glob_matches, lookup
 from ..quant_config.reader import ConfigReader
 from ..quant_config.writer import ConfigFiles, DenseTensor, PackedModule, dense_modules, differing, most_common
-from .export import FP8, INT8, LOW_RANK, MXFP4, MXFP8, NVFP4, NVFP4SVD, INT4Export, Kind
+from .export import FP8, INT8, LOW_RANK, LOW_RANK_OF_QUANTIZER, MXFP4, MXFP8, NVFP4, NVFP4SVD, INT4Export, Kind
 from .qtensor import INT4QTensor, NF4QTensor
+
+T = TypeVar("T", bound=HasHeader)
 
 KINDS: tuple[Kind, ...] = (NVFP4SVD(), NVFP4(), MXFP4(), MXFP8(), INT4Export(), FP8(), INT8(), INT4QTensor(), NF4QTensor())
 """The first that recognises the tensors."""
@@ -120,16 +123,19 @@ class ModelOpt(Layout):
         "weight_double_scale",
         "weight_scale_zeros",
         *LOW_RANK,
+        *LOW_RANK_OF_QUANTIZER,
     )
     parts: ClassVar[dict[str, str]] = {
         "weight": "codes", "weight_scale": "scales", "weight_scale_2": "global_scale", "weight_scale_inv": "scales",
         "weight_double_scale": "nested_absmax", "weight_scale_zeros": "nested_offset",
-        "svdquant_lora_a": "lora_a", "svdquant_lora_b": "lora_b",
+        **{suffix: f"lora_{suffix[-1]}" for suffix in (*LOW_RANK, *LOW_RANK_OF_QUANTIZER)},
     }  # fmt: skip
     harmless: ClassVar[dict[str, str]] = {
         "input_scale": "scale of the activations", "output_scale": "scale of the outputs",
         "k_scale": "scale of the key cache", "v_scale": "scale of the value cache",
         "k_proj.k_scale": "scale of the key cache", "v_proj.v_scale": "scale of the value cache",
+        "k_bias": "zero point of the key cache", "v_bias": "zero point of the value cache",
+        "k_proj.k_bias": "zero point of the key cache", "v_proj.v_bias": "zero point of the value cache",
     }  # fmt: skip
 
     def matches(self, suffixes: Collection[str]) -> bool:
@@ -141,10 +147,16 @@ class ModelOpt(Layout):
                 f"[modelopt] {name}: quant_algo MIXED_PRECISION names no format of this layer; it has them in "
                 "quantized_layers, or the file is W4AFP8, whose tensors are weight and weight_scale_inv"
             )
-        return self._kind(tensors, config, name).describe(tensors, config, name)
+        plain = _plain_names(tensors, name)
+        return self._kind(plain, config, name).describe(plain, config, name)
 
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
-        return self._kind(tensors, config, name).unpack(tensors, config, name)
+        plain = _plain_names(tensors, name)
+        q = self._kind(plain, config, name).unpack(plain, config, name)
+        if plain.keys() == tensors.keys():
+            return q
+        details = {**q.details, "low_rank_names": "quantizer"}
+        return QTensor(q.format, q.shape, q.parts, origin=q.origin, details=details, name=name)
 
     def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
         if any(kind.holds(fmt) for kind in KINDS):
@@ -155,7 +167,10 @@ class ModelOpt(Layout):
         kind = self._holder(q)
         if "group_index" in q.parts:
             raise cannot_hold("modelopt", q, "ModelOpt has no group index (act-order)")
-        return kind.pack(q, q.details if q.origin == "modelopt" else {})
+        out = kind.pack(q, q.details if q.origin == "modelopt" else {})
+        if q.details.get("low_rank_names") == "quantizer":
+            out = {f"weight_quantizer._{s}" if s in LOW_RANK else s: t for s, t in out.items()}
+        return out
 
     def config(self, q: QTensor) -> dict[str, Any]:
         kind = self._holder(q)
@@ -204,3 +219,15 @@ class ModelOpt(Layout):
         return ConfigFiles(
             {"quantization_config": flat}, {"hf_quant_config.json": {"producer": producer, "quantization": nested}}
         )
+
+
+def _plain_names(tensors: Mapping[str, T], name: str) -> dict[str, T]:
+    """The tensors under the names without `weight_quantizer._`; LayoutError where one is there
+    twice.
+    """
+    for spelled, plain in LOW_RANK_OF_QUANTIZER.items():
+        if spelled in tensors and plain in tensors:
+            raise LayoutError(
+                f"[modelopt] {label(name, spelled)} and {label(name, plain)} are one factor under two names; wanted one of them"
+            )
+    return {LOW_RANK_OF_QUANTIZER.get(suffix, suffix): tensor for suffix, tensor in tensors.items()}

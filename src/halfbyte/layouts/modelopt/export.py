@@ -23,6 +23,8 @@ from ..common.words import recall, remember
 Headers = Mapping[str, HasHeader]
 LOW_RANK = ("svdquant_lora_a", "svdquant_lora_b")
 """Factors of SVDQuant: [r, k] and [n, r]."""
+LOW_RANK_OF_QUANTIZER = {f"weight_quantizer._{name}": name for name in LOW_RANK}
+"""What ModelOpt 0.47 exports them as, the names that its quantizer has for them."""
 
 
 class Kind(ABC):
