@@ -127,6 +127,7 @@ def test_first_rule_that_matches_wins():
     assert first_entry({".*": 2, ".*a": 1}, "x.a", regex_matches) == 2
     assert first_entry({".*q_proj": 1, ".*k_proj": 1, ".*v_proj": 1}, "x.qkv_proj", regex_matches) == 1
     assert first_entry({}, "x.qkv_proj", path_matches) is None
+    assert first_entry({"model.*": 1, "lm_head": 2}, "lm_head", regex_matches) == 2  # not 1, as model.lm_head would be
 
 
 CONFIGS: dict[str, tuple[dict, dict[str, dict | None]]] = {
@@ -228,18 +229,21 @@ CONFIGS: dict[str, tuple[dict, dict[str, dict | None]]] = {
     "torchao by name": (
         {"quant_method": "torchao", "quant_type": {"default": {"_type": "FqnToConfig", "_data": {"fqn_to_config": {
             "_default": {"_type": "Int8WeightOnlyConfig", "_data": {"group_size": 32}},
-             r"re:.*\.q_proj": {"_type": "Int4WeightOnlyConfig", "_data": {
-                "group_size": 64}}, "model.layers.1.mlp.up_proj": None}}}}},
+             r"re:.*\.q_proj": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 64}}, "model.layers.1.mlp.up_proj": None,
+             r"re:model\.layers\.1": None, r"re:.*\.k_proj\.weight": None,
+             "model.layers.2.self_attn.q_proj": {"_type": "Int8WeightOnlyConfig", "_data": {"group_size": 16}}}}}}},
         {"model.layers.0.self_attn.q_proj": {"group_size": 64}, "model.layers.0.mlp.up_proj": {"group_size": 32},
-         "model.layers.1.mlp.up_proj": None,
+         "model.layers.1.mlp.up_proj": None, "model.layers.1.self_attn.v_proj": {"group_size": 32},
+         "model.layers.1.self_attn.k_proj": None, "model.layers.2.self_attn.q_proj": {"group_size": 16},
          "model.layers.10.mlp.up_proj": {"group_size": 32}},
     ),
     "auto-round": (
         {"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4, "group_size": 128, "extra_config": {
-            "model.layers.0.mlp.up_proj": {"bits": 8}, ".*self_attn.*": {"bits": 16}, "lm_head": {"bits": 4, "group_size": 32}}},
+            "model.layers.0.mlp.up_proj": {"bits": 8}, ".*self_attn.*": {"bits": 16}, "lm_head": {"bits": 4, "group_size": 32},
+            "^visual|down_proj$": {"bits": 2}}},
         {"model.layers.0.mlp.up_proj": {"bits": 8, "group_size": 128, "checkpoint_format": "gptq_v2"},
          "model.layers.10.mlp.up_proj": {"bits": 4}, "model.layers.3.self_attn.q_proj": None,
-         "lm_head": {"bits": 4, "group_size": 32}},
+         "lm_head": {"bits": 4, "group_size": 32}, "model.layers.3.mlp.down_proj": {"bits": 2}, "visual.x": {"bits": 2}},
     ),
     "quark": (
         {"quant_method": "quark", "exclude": ["lm_head", "*.mlp.gate", "re:.*router$"], "global_quant_config": {

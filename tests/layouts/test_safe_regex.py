@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import json
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ import halfbyte as hb
 from halfbyte.errors import CheckpointError
 from halfbyte.layouts.quant_config import safe_regex as patterns
 from halfbyte.layouts.quant_config.module_rules import covered
-from halfbyte.layouts.quant_config.safe_regex import compiled
+from halfbyte.layouts.quant_config.safe_regex import compiled, compiled_glob
 from support.cpu_time import cpu_time
 
 ATOMS = st.sampled_from(
@@ -48,6 +50,35 @@ def test_the_answers_are_those_of_re(pattern, name):
     except re.error:
         reject()
     assert compiled(pattern).match(name) is want
+    assert compiled(pattern).fullmatch(name) is (re.fullmatch(pattern, name) is not None)
+    assert compiled(pattern).search(name) is (re.search(pattern, name) is not None)
+
+
+GLOB_PARTS = st.sampled_from([*"ab.x-]![^\\", "*", "?", "[ab]", "[!a]", "[a-c]", "[]]", "[!]", "[^a]", "[\\w]"])
+
+
+@given(st.lists(GLOB_PARTS, max_size=7).map("".join), st.text("abcx.-]![^\\w", max_size=8))
+@settings(max_examples=150)
+def test_shell_patterns_have_the_answers_of_fnmatch(glob, name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of nested sets
+        want = fnmatch.fnmatchcase(name, glob)
+    try:
+        got = compiled_glob(glob).fullmatch(name)
+    except CheckpointError:  # fnmatch takes a range whose ends are exchanged for an empty one
+        assert re.search(r"\[.*(.)-(.).*\]", glob)
+        reject()
+    assert got is want
+
+
+@pytest.mark.parametrize("glob", ["*a" * 200 + "b", "*" * 300 + "b", "*?" * 100 + "b", "*[a-b]" * 100 + "c"])
+def test_shell_patterns_that_explode_elsewhere_take_a_moment(glob):
+    with cpu_time() as spent:
+        assert not compiled_glob(glob).fullmatch("a" * 256)
+        assert not covered((glob,), ".".join(["a" * 60] * 4))
+    assert spent.seconds < 0.5
+    with pytest.raises(CheckpointError, match=r"shell pattern '\[z-a\]': pattern '\[z-a\]' is not .* bad character range"):
+        compiled_glob("[z-a]")
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,9 @@ from .base import Array, Config, Described, HasHeader, Layout, Tensors, cannot_h
 from .common.float8 import E4M3, E5M2, E8M0, F32, FLOATS, I8, U8, bytes_of, view_as
 from .common.scale_tiles import tile, tiled_shape, untile
 from .common.words import recall, remember
-from .quant_config.module_rules import first_entry, rule_matches
+from .quant_config.module_rules import first_entry, lookup
 from .quant_config.reader import SkipListReader
+from .quant_config.safe_regex import compiled
 
 _PREFIXES = ("_weight_", "weight_")
 _NAMES = ("qdata", "scale", "zero_point", "per_tensor_scale")
@@ -74,12 +75,27 @@ class TorchAOConfig(SkipListReader):
         table = next((v for v in data.values() if isinstance(v, dict) and "_default" in v), None) if data else None
         if table is not None:
             own = {k: v or False for k, v in table.items() if k != "_default"}
-            kind = first_entry(own, module, rule_matches)
+            kind = _entry_of(own, module)
             kind = table["_default"] if kind is None else kind
             if not kind:
                 return None
             data = kind.get("_data") if isinstance(kind, dict) else None
         return {**params, **(data or {}), "_type": kind.get("_type") if isinstance(kind, dict) else None}
+
+
+def _entry_of(table: Mapping[str, Any], module: str) -> Any:
+    """The entry of a `FqnToConfig`: of the weight's or the module's own name, else of the first
+    expression that matches the whole of either; None without one.
+    """
+    weight = f"{module}.weight"
+    exact = (lookup(table, weight), lookup(table, module))
+    patterns = {rule: entry for rule, entry in table.items() if rule.startswith("re:")}
+    found = (*exact, *(first_entry(patterns, name, _whole) for name in (weight, module)))
+    return next((entry for entry in found if entry is not None), None)
+
+
+def _whole(rule: str, name: str) -> bool:
+    return compiled(rule.removeprefix("re:")).fullmatch(name)
 
 
 class TorchAO(Layout):

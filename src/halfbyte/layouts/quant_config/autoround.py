@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from ...errors import CheckpointError, UnsupportedError
 from ..claims import CONSUMED, KeyUse
-from .module_rules import check_rule, covered, first_entry, lookup, regex_matches
+from .module_rules import check_rule, covered, first_entry, lookup, regex_found
 from .reader import ConfigReader, check_numbers
 
 GPTQ_V1 = ("auto", "auto_gptq", "auto_round:auto_gptq", "auto_round:gptq", "gptq")
@@ -137,7 +137,7 @@ class AutoRoundConfig(ConfigReader):
             return None
         own = lookup(self._layers, module)
         if own is None:
-            own = first_entry(self._patterns, module, _searched)
+            own = first_entry(self._patterns, module, regex_found)
         own = self._base if own is None else own
         bits, size = own.get("bits"), own.get("group_size")
         if isinstance(bits, int) and bits >= DENSE_BITS:
@@ -147,7 +147,3 @@ class AutoRoundConfig(ConfigReader):
         if self.layouts == ("compressed-tensors",):
             return {"num_bits": bits, "type": "float", "strategy": "group", "group_size": size}
         return {key: value for key, value in own.items() if key != "data_type"}
-
-
-def _searched(pattern: str, name: str) -> bool:
-    return regex_matches(f"(?:{pattern})" if pattern.startswith("^") else f".*(?:{pattern})", name)

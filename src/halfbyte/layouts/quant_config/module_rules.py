@@ -7,7 +7,7 @@ Names are compared a path segment at a time, never letter by letter: `mlp.gate` 
 |---|---|---|
 | path | `lm_head`, `mlp.gate`, `model.layers.*.self_attn` | AWQ, gpt-oss, bitsandbytes, HQQ: whole segments anywhere in a name |
 | glob | `*lm_head*`, `model.layers.0.*` | ModelOpt: the whole name, shell wildcards |
-| `re:` | `re:.*mlp.gate$` | compressed-tensors, torchao: a regular expression matched from the name's start |
+| `re:` | `re:.*mlp.gate$` | compressed-tensors: a regular expression matched from the name's start; torchao: the whole name |
 | `+:` `-:` | `+:.*\\.18\\..*gate.*` | GPTQModel `dynamic`: the first that matches decides; `-:` leaves the module dense |
 
 A name is looked up unchanged, then under the prefixes that exporters add or drop, then as the parts
@@ -16,14 +16,13 @@ it was fused from.
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from ...errors import CheckpointError
-from .safe_regex import MAX_PATTERN, compiled
+from .safe_regex import compiled, compiled_glob
 
 T = TypeVar("T")
 Matcher = Callable[[str, str], bool]
@@ -46,8 +45,6 @@ FUSED = {
     "query_key_value": ("q_proj", "k_proj", "v_proj"),
 }
 """Last segment of a fused module -> the modules it was made of."""
-MAX_WILDCARDS = 8
-"""Most `*` in a shell pattern of a file."""
 
 
 def aliases(name: str) -> Iterator[str]:
@@ -95,13 +92,13 @@ def lookup(table: Mapping[str, T], name: str) -> T | None:
 def first_entry(table: Mapping[str, T], name: str, matches: Matcher) -> T | None:
     """The entry of the first rule of `table` that matches `name`; None without one.
 
-    A rule is tried on the name and its aliases. Where none matches a fused module, the entry is the
-    one that all modules it was fused from have. Raises CheckpointError when those differ.
+    The rules are tried in turn on the name, then on each alias. Where none matches a fused module,
+    the entry is the one that all modules it was fused from have. Raises CheckpointError when those
+    differ.
     """
 
     def own(module: str) -> T | None:
-        names = tuple(aliases(module))
-        return next((entry for rule, entry in table.items() if any(matches(rule, alias) for alias in names)), None)
+        return next((entry for alias in aliases(module) for rule, entry in table.items() if matches(rule, alias)), None)
 
     return _agreed(name, own) if table else None
 
@@ -165,7 +162,11 @@ def path_matches(entry: str, name: str) -> bool:
     """
     wanted, segments = entry.strip(".").split("."), name.split(".")
     spans = range(len(segments) - len(wanted) + 1)
-    return any(all(map(fnmatch.fnmatchcase, segments[i:], wanted)) for i in spans)
+    return any(all(map(_segment_matches, wanted, segments[i:])) for i in spans)
+
+
+def _segment_matches(wanted: str, segment: str) -> bool:
+    return wanted == segment or (any(c in wanted for c in "*?[") and compiled_glob(wanted).fullmatch(segment))
 
 
 def glob_matches(pattern: str, name: str) -> bool:
@@ -174,22 +175,25 @@ def glob_matches(pattern: str, name: str) -> bool:
     """
     if not any(c in pattern for c in "*?["):
         return path_matches(pattern, name)
-    regex = _glob(pattern)
+    glob = compiled_glob(pattern)
     end = len(name)
     while end > 0:
-        if regex.match(name[:end]):
+        if glob.fullmatch(name[:end]):
             return True
         end = name.rfind(".", 0, end)
     return False
 
 
 def regex_matches(pattern: str, name: str) -> bool:
-    """True when the regular expression matches from the start of `name`.
-
-    Raises CheckpointError for a pattern that does not compile, or that could take time without
-    bound.
+    """True when the regular expression matches from the start of `name`. Raises CheckpointError for
+    one that is not read, here and below.
     """
     return compiled(pattern).match(name)
+
+
+def regex_found(pattern: str, name: str) -> bool:
+    """True when the regular expression matches a part of `name`."""
+    return compiled(pattern).search(name)
 
 
 def check_rule(rule: str, where: str) -> str:
@@ -210,13 +214,3 @@ def rule_matches(rule: str, name: str, plain: Matcher = path_matches) -> bool:
     if rule.startswith("re:"):
         return regex_matches(rule[3:], name)
     return plain(rule, name)
-
-
-@lru_cache(maxsize=4096)
-def _glob(pattern: str) -> re.Pattern[str]:
-    if len(pattern) > MAX_PATTERN or pattern.count("*") > MAX_WILDCARDS:
-        raise CheckpointError(
-            f"[config] pattern {pattern[:60]!r}; patterns of up to {MAX_PATTERN} characters and {MAX_WILDCARDS} wildcards are "
-            "read"
-        )
-    return re.compile(fnmatch.translate(pattern))

@@ -21,7 +21,8 @@ The subset that is read, with the meaning Python's `re` gives it:
 | assertions | `(?=a) (?!a)`, and `(?<=a) (?<!a)` of a fixed width |
 
 Back-references, conditionals, atomic groups, possessive repeats and other flags are refused by
-name.
+name. `$` is the end of the name: names have no line ends. Shell patterns (`*`, `?`, `[a-c]`,
+`[!a]`) become patterns of the subset.
 """
 
 from __future__ import annotations
@@ -99,8 +100,32 @@ def compiled(pattern: str) -> Pattern:
     return Pattern(pattern, _Parser(pattern).parse())
 
 
+@lru_cache(maxsize=4096)
+def compiled_glob(glob: str) -> Pattern:
+    """The shell pattern, as `fnmatch` reads it; CheckpointError for a longer one than is read, or a
+    range whose ends are exchanged.
+    """
+    out, at = [], 0
+    while at < len(glob):
+        c, end = glob[at], glob.find("]", at + 2 + glob.startswith("!", at + 1)) if glob[at] == "[" else -1
+        if end > 0:
+            inner, negated = glob[at + 1 : end], glob[at + 1] == "!"
+            escaped = "".join(f"\\{x}" if x in "\\[]^" else x for x in inner[negated:])
+            out.append(f"[{'^' * negated}{escaped}]")
+            at = end
+        else:
+            out.append({"*": r"[\w\W]*", "?": r"[\w\W]"}.get(c) or (c if c.isalnum() or c == "_" else f"\\{c}"))
+        at += 1
+    try:
+        return compiled("".join(out))
+    except CheckpointError as error:
+        raise CheckpointError(f"[config] shell pattern {glob[:60]!r}: {str(error).removeprefix('[config] ')}") from error
+
+
 class Pattern:
-    """A compiled pattern: `match(name)` is whether it matches from the start of `name`."""
+    """A compiled pattern, with `re`'s `match`, `fullmatch` and `search` for one name. Each raises
+    CheckpointError when that takes too many steps.
+    """
 
     def __init__(self, pattern: str, sequence: Sequence) -> None:
         self.pattern = pattern
@@ -109,10 +134,17 @@ class Pattern:
         self._prefix = "".join(node.literal for node in _leading_literals(anchored))
 
     def match(self, name: str) -> bool:
-        """True when the pattern matches from the start of `name`; CheckpointError when that takes
-        too many steps.
-        """
-        return name.startswith(self._prefix) and _Walk(self.pattern, name).run(self._program, 1) != 0
+        """True when the pattern matches from the start of `name`."""
+        return name.startswith(self._prefix) and _Walk(self.pattern, name).run(self._program, 1, every=False) != 0
+
+    def fullmatch(self, name: str) -> bool:
+        """True when the pattern matches the whole of `name`."""
+        ends = _Walk(self.pattern, name).run(self._program, 1) if name.startswith(self._prefix) else 0
+        return bool(ends >> len(name))
+
+    def search(self, name: str) -> bool:
+        """True when the pattern matches from some position of `name`."""
+        return self._prefix in name and _Walk(self.pattern, name).run(self._program, (2 << len(name)) - 1, every=False) != 0
 
 
 def _leading_literals(sequence: Sequence) -> Iterator[Characters]:
@@ -512,11 +544,11 @@ class _Walk:
         self._passing: dict[Test, int] = {}
         self._looks: dict[int, int] = {}
 
-    def run(self, program: Program, starts: int) -> int:
-        """The positions that the end of a program is reached at from `starts`; of a pattern's own
-        program the first that is found.
+    def run(self, program: Program, starts: int, every: bool = True) -> int:
+        """The positions that the end of a program is reached at from `starts`, all of them, or with
+        `every` false the first that are found.
         """
-        code, whole = program.code, program.backward or starts != 1
+        code = program.code
         reached, pending, waiting = [0] * len(code), [0] * len(code), [0]
         reached[0] = pending[0] = starts
         last = len(code) - 1
@@ -524,7 +556,7 @@ class _Walk:
             at = heappop(waiting)  # in the order of the pattern, so that positions come together
             new, pending[at] = pending[at], 0
             if at == last:
-                if not whole:
+                if not every:
                     return new
                 continue
             self._count(1)
