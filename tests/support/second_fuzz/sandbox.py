@@ -24,7 +24,8 @@ from halfbyte.errors import HalfbyteError
 
 CPU_LIMIT_S = 5.0
 """Most processor time of a call."""
-WALL_LIMIT_S = 90.0
+WALL_LIMIT_S = 900.0
+"""Most time of a call; long, for a run at the lowest priority."""
 
 
 def import_library() -> None:
