@@ -22,6 +22,7 @@ from .backends.cpu import ACTIVATIONS as ON_CPU
 from .backends.cpu import at_once as at_once_on_cpu
 from .errors import BackendError, ShapeError
 from .numerics.array_interop import (
+    as_array,
     as_matrix,
     check_memory,
     device_of,
@@ -175,13 +176,17 @@ def _check_dtype(op: str, x: Any) -> str:
     return dtype
 
 
+def _check_integers(op: str, name: str, ids: Any) -> None:
+    if not dtype_of(ids).startswith(("int", "uint")):
+        raise ShapeError(f"[{op}] {name} are {dtype_of(ids)}; integers are allowed")
+
+
 def _check_x(op: str, x: Any) -> Any:
     if isinstance(x, (list, tuple, int, float)):
         raise ShapeError(
             f"[{op}] x is a {type(x).__name__}; NumPy arrays and torch tensors are allowed: give np.asarray(x, np.float32)"
         )
-    if not is_torch(x):
-        x = np.asarray(x)
+    x = as_array(op, "x", x)
     _check_dtype(op, x)
     if records_gradient(x):
         raise BackendError(
@@ -281,7 +286,7 @@ def linear(
     _check_mode("linear", activations, schedule)
     x = _check_x("linear", x)
     if bias is not None:
-        bias = bias if is_torch(bias) else np.asarray(bias)
+        bias = as_array("linear", "bias", bias)
         check_memory("linear", bias)
     y = product(x, w, bias, activations, backend, schedule, invariant)
     return y
@@ -320,16 +325,15 @@ def embedding(ids: ArrayT, w: Weight, *, dtype: Any = "float32", backend: str | 
     word = str(dtype).removeprefix("torch.")
     check_memory("embedding", ids)
     if not is_torch(ids):
-        ids = np.asarray(ids)
+        ids = as_array("embedding", "ids", ids)
         ids = ids if ids.size else ids.astype(np.int64)  # an empty list comes as floats
+    _check_integers("embedding", "ids", ids)
     chosen, prepared = _resolve(w, "embedding", ids, backend, word)
     rows: ArrayT
     if chosen.device != "cpu":
         rows = chosen.embedding(ids, prepared, word)
         return rows
     index = to_numpy(ids)
-    if index.dtype.kind not in "iu":
-        raise ShapeError(f"[embedding] ids are {index.dtype}; integers are allowed")
     flat = np.ascontiguousarray(index, dtype=np.int64).reshape(-1)
     if flat.size and (int(flat.min()) < 0 or int(flat.max()) >= n):
         raise ShapeError(f"[embedding] ids run from {flat.min()} to {flat.max()}; the table has rows 0 to {n - 1}")
@@ -441,6 +445,10 @@ def experts(
             f"[experts] gate_up {gate_up.shape} gives f = {f} after {gate!r}; down {down.shape} wants {down.shape[2]}"
         )
     check_memory("experts", x, topk_ids, topk_weights, gate_up_bias, down_bias, up_bias)
+    topk_ids, topk_weights = as_array("experts", "topk_ids", topk_ids), as_array("experts", "topk_weights", topk_weights)
+    _check_integers("experts", "topk_ids", topk_ids)
+    if dtype_of(topk_weights) not in (*X_DTYPES, "float64"):
+        raise ShapeError(f"[experts] topk_weights are {dtype_of(topk_weights)}; {', '.join(X_DTYPES)} and float64 are allowed")
     for name, bias, size in (("gate_up_bias", gate_up_bias, n), ("up_bias", up_bias, n), ("down_bias", down_bias, down.shape[1])):
         if bias is not None and tuple(bias.shape) != (e, size):
             raise ShapeError(f"[experts] {name} has shape {tuple(bias.shape)}; ({e}, {size}) is allowed")

@@ -104,6 +104,25 @@ def check_memory(op: str, *arrays: Any) -> None:
     )
 
 
+def check_tensor(op: str, name: str, x: Any) -> None:
+    """ShapeError for anything but a torch tensor."""
+    if not is_torch(x):
+        raise ShapeError(
+            f"[{op}] {name} is a {type(x).__name__}; a torch.Tensor is allowed: torch.as_tensor(x) makes one of numbers, and "
+            "torch.fx traces the modules of halfbyte.torch alone"
+        )
+
+
+def as_array(op: str, name: str, x: Any) -> Any:
+    """x itself when it is a torch tensor, else as a NumPy array. ShapeError for what is neither."""
+    if is_torch(x):
+        return x
+    try:
+        return np.asarray(x)
+    except (TypeError, ValueError, AttributeError, RuntimeError):
+        raise ShapeError(f"[{op}] {name} is a {type(x).__name__}; NumPy arrays and torch tensors are allowed") from None
+
+
 def records_gradient(x: Any) -> bool:
     """True for a torch tensor whose operations autograd records."""
     return is_torch(x) and bool(x.requires_grad) and bool(sys.modules["torch"].is_grad_enabled())
@@ -131,11 +150,19 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def to_numpy(x: Any) -> NDArray[Any]:
-    """A NumPy view of a CPU tensor (any strides), or of anything NumPy takes as an array."""
+    """A NumPy view of a CPU tensor (any strides), or of anything NumPy takes as an array.
+    ShapeError for a tensor whose storage was emptied, as sharding frees parameters: NumPy would
+    give other memory.
+    """
     if not is_torch(x):
         return np.asarray(x)
     torch = sys.modules["torch"]
     x = x.detach()
+    if not x.untyped_storage().nbytes() and x.numel():
+        raise ShapeError(
+            f"[numpy] a {_dtype_name(x.dtype)} tensor of shape {tuple(x.shape)} whose memory was freed (a storage of 0 bytes); "
+            "allowed: tensors with memory; gather or load it first"
+        )
     if x.dtype == torch.bfloat16:
         view: NDArray[Any] = x.view(torch.int16).numpy().view(bfloat16)
         return view

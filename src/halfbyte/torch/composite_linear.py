@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..formats import EXTRA_PARTS
 from ..tensor.qtensor import QTensor
+from . import custom_ops
 from .modules import QLinear
 from .packed_weight import PackedWeight
 from .state import tensor
@@ -50,6 +51,11 @@ class CompositeLinear(QLinear):
         self._stored = {part: array for part, array in weight.parts.items() if part in EXTRA_PARTS[self.extra]}
 
     def forward(self, x: Tensor) -> Tensor:
+        for kind in ("cpu", "cuda"):  # autocast would round the dense parts, and no packed one
+            if torch.is_autocast_enabled(kind):
+                with torch.autocast(kind, enabled=False):
+                    return self.forward(x)
+        custom_ops.check_activations("linear", x, self.in_features)
         x = x if self.pre_quant_scale is None else x * self.pre_quant_scale
         if self.extra == "low-rank":
             wide = torch.promote_types(x.dtype, self.lora_a.dtype)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BackendError, ShapeError
-from ..numerics.array_interop import torch_state
+from ..numerics.array_interop import check_tensor, torch_state
 
 _modules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _handles = itertools.count(1)
@@ -264,11 +264,29 @@ class _TransformedGradient(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _strided(op: str, *tensors: Tensor | None) -> None:
-    """ShapeError for layouts that no rule of an operator covers."""
+    """ShapeError for what is no tensor, and for layouts that no rule of an operator covers."""
     for x in tensors:
-        if x is not None and (x.is_nested or x.layout is not torch.strided or x.is_quantized):
+        if x is None:
+            continue
+        check_tensor(op, "an argument", x)
+        if x.is_nested or x.layout is not torch.strided or x.is_quantized:
             kind = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout).removeprefix("torch.")
             raise ShapeError(f"[{op}] a {kind} {type(x).__name__}; allowed: strided tensors. Make it dense first")
+
+
+def check_activations(op: str, x: Tensor, k: int) -> None:
+    """ShapeError for an x that no packed product over k inputs takes, before a layer computes with it; proxies of
+    torch.fx and graphs that are compiled pass.
+    """
+    if isinstance(x, Proxy) or torch.compiler.is_compiling():
+        return
+    check_tensor(op, "x", x)
+    _strided(op, x)
+    if x.dtype not in _state.floats:
+        allowed = ", ".join(str(kind).removeprefix("torch.") for kind in _state.floats)
+        raise ShapeError(f"[{op}] x is {str(x.dtype).removeprefix('torch.')}; allowed: {allowed}; convert it, as x.float() does")
+    if x.ndim == 0 or x.shape[-1] != k:
+        raise ShapeError(f"[{op}] x has shape {tuple(x.shape)}; its last axis must be k = {k} of the weight")
 
 
 def linear(x: Tensor, bias: Tensor | None, module: Handle, n: int) -> Tensor:
@@ -314,6 +332,11 @@ def experts(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, module: Handle) -
         _strided("experts", x, topk_ids, topk_weights)
         if forward_ad._current_level >= 0:
             raise BackendError("[experts] packed experts have no forward-mode derivative; use reverse mode")
+        if _differentiating():
+            raise BackendError(
+                "[experts] packed experts have no derivative under torch.func (grad, vjp, jacrev); use backward() or "
+                "torch.autograd.grad on what the module returns"
+            )
     out: Tensor = torch.ops.halfbyte.experts(_resolved(x), topk_ids, _resolved(topk_weights), handle)
     return out
 
@@ -329,6 +352,13 @@ def _transforming() -> bool:
     if innermost is not None:
         return bool(innermost.key() != torch._C._functorch.TransformType.Functionalize)
     return bool(forward_ad._current_level >= 0)
+
+
+def _differentiating() -> bool:
+    """True inside a `torch.func` transform that differentiates, at any level."""
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    kind = torch._C._functorch.TransformType
+    return any(level.key() in (kind.Grad, kind.Jvp) for level in levels)
 
 
 def _resolved(x: Tensor | None) -> Tensor | None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from .. import ops
 from ..backends import Prepared, backend_named
 from ..errors import BackendError, ShapeError
+from ..numerics.array_interop import check_tensor
 from ..ops import GATES
 from . import custom_ops, functional
 from .modules import Packed, Weight
@@ -108,6 +109,8 @@ class QExperts(Packed):
 
     def compute(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """`forward` without the custom operation: the sum over the routed experts."""
+        for name, tensor in (("x", x), ("topk_ids", topk_ids), ("topk_weights", topk_weights)):
+            check_tensor("experts", name, tensor)
         masked = topk_ids >= self.num_experts
         taped = torch.is_grad_enabled() and (x.requires_grad or topk_weights.requires_grad)  # `ops.experts` has no gradient
         if taped or not self.at_once or (x.device.type, x.dtype) in self._looped:

@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import ops
 from ..backends import Prepared
 from ..backends.cpu import native
-from ..numerics.array_interop import check_memory
+from ..numerics.array_interop import check_memory, check_tensor
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SLAB_BYTES = 1 << 26
@@ -35,12 +35,17 @@ def linear(x: Tensor, w: Prepared, bias: Tensor | None = None, activations: str 
     y: Tensor | None = ops.at_once(x, w, bias, activations)
     if y is not None:
         return y
+    check_tensor("linear", "x", x)
+    if bias is not None:
+        check_tensor("linear", "bias", bias)
     check_memory("linear", x, bias)
     return compute(x, w, bias, activations)
 
 
 def compute(x: Tensor, w: Prepared, bias: Tensor | None = None, activations: str = "exact") -> Tensor:
     """`linear` for a caller that has checked its tensors (`custom_ops.needs_dispatch`)."""
+    if type(x) is not Tensor:
+        check_tensor("linear", "x", x)
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         y: Tensor = _Linear.apply(x, bias, w, activations)
         return y
@@ -58,12 +63,15 @@ def embedding(ids: Tensor, w: Prepared, dtype: torch.dtype) -> Tensor:
 
     A single index on the CPU, as in a decoding step, goes to the native core directly.
     """
+    check_tensor("embedding", "ids", ids)
     check_memory("embedding", ids)
     return rows(ids, w, dtype)
 
 
 def rows(ids: Tensor, w: Prepared, dtype: torch.dtype) -> Tensor:
     """`embedding` for a caller that has checked its tensors."""
+    if type(ids) is not Tensor:
+        check_tensor("embedding", "ids", ids)
     if w.backend == "cpu" and dtype in DTYPES and ids.dtype == torch.int64 and ids.is_cpu and ids.numel() == 1:
         n, k = w.shape
         if 0 <= int(ids) < n:
@@ -104,8 +112,22 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc] # torch is not typ
         return _product(x.detach(), w, bias if bias is None else bias.detach(), activations)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         wants_x, wants_bias = ctx.needs_input_grad[:2]
-        back = gradient(g, ctx.weight) if wants_x else None
+        back = _Gradient.apply(g, ctx.weight) if wants_x else None
         return back, g.reshape(-1, g.shape[-1]).sum(0) if wants_bias else None, None, None
+
+
+class _Gradient(torch.autograd.Function):  # type: ignore[misc]
+    """`gradient` on the tape, for a derivative of a derivative: it is linear, with the exact product
+    as its own gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, w: Prepared) -> Tensor:
+        ctx.weight = w
+        return gradient(g.detach(), w)
+
+    @staticmethod
+    def backward(ctx: Any, h: Tensor) -> tuple[Tensor | None, None]:
+        return _Linear.apply(h, None, ctx.weight, "exact"), None

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import ShapeError
+from . import custom_ops
 from .composite_linear import CompositeLinear
 from .concat_linear import ConcatLinear
 from .modules import QLinear
@@ -21,6 +22,7 @@ class ScaledLinear(QLinear):
     """A `QLinear` with `pre_quant_scale`, (k,)."""
 
     def forward(self, x: Tensor) -> Tensor:
+        custom_ops.check_activations("linear", x, self.in_features)
         y: Tensor = super().forward(x * self.pre_quant_scale)
         return y
 
@@ -29,6 +31,7 @@ class ScaledConcatLinear(ConcatLinear):
     """A `ConcatLinear` with `pre_quant_scale`, (k,)."""
 
     def forward(self, x: Tensor) -> Tensor:
+        custom_ops.check_activations("linear", x, self.in_features)
         y: Tensor = super().forward(x * self.pre_quant_scale)
         return y
 

@@ -289,7 +289,9 @@ def environment(rng: Rng, writer: Writer, work: Path) -> tuple[str, list[str]]:
     # The shell closes them: subprocess' own pipes take descriptors that Python closes.
     line = " ".join(["exec", '"$@"', *(f"{i}{'<' if i == 0 else '>'}&-" for i in closed)])
     command = ["/bin/sh", "-c", line, "sh", sys.executable, "-m", "halfbyte", *writer.command(work)]
-    done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=sandbox.WALL_LIMIT_S, check=False)
+    done = subprocess.run(
+        command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=sandbox.WALL_LIMIT_S, check=False
+    )
     text = done.stderr.decode("utf-8", "replace") or "-" * (2 in closed)
     kind = "value" if done.returncode >= 0 else "signal"
     return f"{chosen}, closed {closed}", after(writer, work, sandbox.Outcome(kind, (done.returncode, text)))
