@@ -8,7 +8,7 @@ right when the result has the bits of the plain product (derivatives: of the pro
 decoded matrix, within float32's rounding; tensors without memory: shape and dtype), or when an
 error of the library says what was given and what is allowed. A cell that is not of one of these two
 kinds is a fault; one that ends the process ends its child alone, since the command runs each
-subject in a process of its own.
+subject in a process of its own. More than 800 lines: one table, whose rows are a few lines each.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ class Subject:
     module: nn.Module | None = None
     dense: Tensor | None = None
     exact: bool = True
-    """A row has the same bits whatever the number of rows; not so on the reference backend and where
-    torch multiplies dense parts."""
+    """A row has the same bits whatever the number of rows; not so on the reference backend, and
+    where torch multiplies dense parts.
+    """
 
     @property
     def x(self) -> Tensor:

@@ -275,8 +275,8 @@ def _strided(op: str, *tensors: Tensor | None) -> None:
 
 
 def check_activations(op: str, x: Tensor, k: int) -> None:
-    """ShapeError for an x that no packed product over k inputs takes, before a layer computes with it; proxies of
-    torch.fx and graphs that are compiled pass.
+    """ShapeError for an x that no packed product over k inputs takes, before a layer computes with
+    it; proxies of torch.fx and graphs that are compiled pass.
     """
     if isinstance(x, Proxy) or torch.compiler.is_compiling():
         return
