@@ -119,8 +119,8 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc] # torch is not typ
 
 
 class _Gradient(torch.autograd.Function):  # type: ignore[misc]
-    """`gradient` on the tape, for a derivative of a derivative: it is linear, and its own gradient is
-    the exact product.
+    """`gradient` on the tape, for a derivative of a derivative: linear, and its own gradient is the
+    exact product.
     """
 
     @staticmethod
