@@ -14,6 +14,7 @@ from halfbyte.checkpoints.engines import ENGINES, OBSERVED, READS, RULES, TARGET
 from halfbyte.cli import main
 from halfbyte.errors import CheckpointError
 from halfbyte.layouts import LAYOUTS, layout_aliases
+from support.conversion_models import write_llama
 from support.gguf_writer import F32, GGUF, Q8_0, Tensor
 from support.safetensors_bytes import MLX, A, gptq_weight, mlx_weight, under, write
 
@@ -132,6 +133,15 @@ def test_unequal_tensor_scales_of_fused_projections_are_wrong_and_equal_ones_fin
     assert [p.key for p in found if p.key] == [f"{AT}self_attn.{n}" for n in ("k_proj", "q_proj", "v_proj")]
     assert {p.verdict for p in found} == {"wrong"}
     assert verdict(nvfp4(tmp_path, 500.0, 500.0, 500.0), "vllm==0.32")[0] == "fine"
+
+
+@pytest.mark.parametrize(("codec", "refused"), [("nvfp4", False), ("mxfp8_e4m3", False), ("mxfp4", True), ("int4:g32", True)])
+def test_vllm_reads_some_algorithms_of_modelopt(codec, refused, tmp_path):
+    source, _, _ = write_llama(tmp_path / "in", codec)
+    hb.convert(source, tmp_path / "out", to="modelopt")
+    with hb.open(tmp_path / "out") as checkpoint:
+        found = predictions(checkpoint, "vllm")
+    assert any("quant_algo" in p.reason for p in found) == refused
 
 
 def test_the_command_prints_reason_report_and_repair(tmp_path, capsys):

@@ -14,7 +14,7 @@ import pytest
 
 import halfbyte
 from halfbyte.conversion import convert
-from support.conversion_models import plain_llama, write_llama
+from support.conversion_models import write_llama
 
 
 @pytest.mark.ecosystem("mlx")
@@ -36,54 +36,6 @@ def test_mlx_reads_every_weight_as_it_is(tmp_path, codec):
             ours = written[name].dequantize("float32" if biases is None else written[name].parts["scales"].dtype, "producer")
             assert np.array_equal(np.array(theirs.astype(mx.float32)), ours.astype(np.float32))
             assert np.array_equal(written[name].dequantize("float64"), packed[name].dequantize("float64"))
-
-
-@pytest.mark.ecosystem("mlx")
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("codec", ["affine4:g64", "int4:g64", "mxfp4", "affine8:g32"])
-def test_mlx_lm_runs_the_model(tmp_path, codec, tied):
-    """mlx-lm builds the model from our config and tensors, and its logits are those of the exact
-    values to float32's rounding.
-    """
-    import mlx.core as mx
-    import mlx_lm.utils as utils
-
-    folder, packed, dense = write_llama(tmp_path / "in", codec, tied)
-    convert(folder, tmp_path / "out", to="mlx")
-    model, _ = utils.load_model(tmp_path / "out")
-    model.set_dtype(mx.float32)
-    logits = np.array(model(mx.arange(3, 35)[None]).astype(mx.float32))
-    assert logits.shape == (1, 32, 64)
-    quantized = [n for n, m in model.named_modules() if type(m).__name__ == "QuantizedLinear"]
-    assert sorted(quantized) == sorted(packed)
-    np.save(tmp_path / "logits.npy", logits)
-    want = plain_llama(packed, dense)
-    assert np.abs(logits[0] - want).max() < 2e-3 * np.abs(want).max()
-
-
-@pytest.mark.ecosystem("compressed-tensors")
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize(
-    "codec",
-    [f"int{bits}:{group}" for bits in (2, 3, 4, 8) for group in ("g32", "g64", "channel")]
-    + ["uint4:g64", "mxfp4", "nvfp4", "fp8_e4m3"],
-)
-def test_transformers_reads_compressed_tensors(tmp_path, codec, tied):
-    """from_pretrained decompresses our checkpoint through compressed-tensors itself: bfloat16
-    weights, bit for bit ours.
-    """
-    import torch
-    import transformers
-
-    folder, packed, _ = write_llama(tmp_path / "in", codec, tied)
-    done = convert(folder, tmp_path / "out", to="compressed-tensors")
-    assert done.counts["lossy"] == 0
-    config = transformers.CompressedTensorsConfig(run_compressed=False)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16, quantization_config=config)
-    for name, q in packed.items():
-        theirs = model.get_submodule(name).weight.detach().float().numpy()
-        assert np.array_equal(theirs, q.dequantize("bfloat16").astype(np.float32)), name
-    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
 
 
 @pytest.mark.ecosystem("modelopt")

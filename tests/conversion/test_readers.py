@@ -23,7 +23,7 @@ from halfbyte.conversion.quantize import quantize_checkpoint
 from halfbyte.conversion.recipe import recipe_of
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
-from support.conversion_models import LLAMA_CONFIG, LLAMA_SHAPES, plain_llama, write_llama
+from support.conversion_models import plain_llama, write_llama
 
 IDS = list(range(3, 35))
 """What `plain_llama` reads."""
@@ -34,39 +34,6 @@ def close(logits: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
     assert logits.shape == wanted.shape
     assert np.abs(logits - wanted).max() < tolerance * np.abs(wanted).max()
     assert np.square(logits - wanted).mean() < (tolerance / 2) ** 2 * np.square(wanted).mean()
-
-
-@pytest.mark.ecosystem("gptqmodel")
-@pytest.mark.parametrize(
-    ("codec", "to"),
-    [("int4:g64", "gptq"), ("uint4:g64", "gptq"), ("int4:g64", "gptq-v2"), ("int8:g32", "gptq"), ("uint3:g32", "gptq-v2"),
-     ("int4:channel", "gptq"), ("affine4:g64", "gptq-v2:uint4"), ("uint2:g32", "gptq-v2")],
-)  # fmt: skip
-def test_gptqmodel_runs_the_model(tmp_path, codec, to):
-    """GPTQModel's torch kernel on the CPU: each weight it decodes is ours in its dtype, its logits
-    those of the values. One of the models has a tied head.
-    """
-    import gptqmodel
-
-    import torch
-
-    folder, _, dense = write_llama(tmp_path / "in", codec, tied=codec.startswith("int8"))
-    convert(folder, tmp_path / "out", to=to, scale_dtype="float16", lossy=True)
-    _tokenizer_beside(tmp_path / "out")
-    model = gptqmodel.GPTQModel.load(str(tmp_path / "out"), backend=gptqmodel.BACKEND.TORCH, device="cpu", dtype=torch.float16)
-    with halfbyte.open(tmp_path / "out") as written:
-        held = {key: written[key] for key in written if written.info(key).quantized}
-        assert len(held) == 2 * len(LLAMA_SHAPES)
-        for name, q in held.items():
-            module = model.model.get_submodule(name)
-            assert "Torch" in type(module).__name__
-            theirs = module.dequantize_weight().T.numpy()
-            assert theirs.dtype == np.float16
-            assert np.array_equal(theirs, q.dequantize("float16")), name
-        wanted = plain_llama(held, dense)
-    with torch.no_grad():
-        logits = model.model(torch.tensor([IDS])).logits[0].float().numpy()
-    close(logits, wanted, 0.02)
 
 
 @pytest.mark.ecosystem("gptqmodel")
@@ -130,41 +97,6 @@ def test_autoawq_runs_the_model(tmp_path, codec):
     with torch.no_grad():
         logits = model(torch.tensor([IDS])).logits[0].float().numpy()
     close(logits, plain_llama(held, dense), 0.02)
-
-
-@pytest.mark.ecosystem("compressed-tensors")
-@pytest.mark.parametrize("codec", ["int4:g64", "uint4:g64", "mxfp4", "nvfp4"])
-def test_transformers_runs_compressed_tensors(tmp_path, codec):
-    """The decompressed model in float32: the logits of the exact values, rounded once to bfloat16."""
-    import torch
-    import transformers
-
-    folder, packed, dense = write_llama(tmp_path / "in", codec)
-    convert(folder, tmp_path / "out", to="compressed-tensors")
-    config = transformers.CompressedTensorsConfig(run_compressed=False)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16, quantization_config=config)
-    with torch.no_grad():
-        logits = model.float()(torch.tensor([IDS])).logits[0].numpy()
-    close(logits, plain_llama(packed, dense), 0.02)
-
-
-@pytest.mark.ecosystem("mlx")
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("codec", ["affine4:g64", "affine8:g32", "mxfp4"])
-def test_mlx_lm_runs_the_model(tmp_path, codec, tied):
-    """mlx-lm's own loader builds the model from our config, its head stored or tied: the logits of
-    the values, summed in float32.
-    """
-    import mlx.core as mx
-    import mlx_lm.utils
-
-    folder, packed, dense = write_llama(tmp_path / "in", codec, tied)
-    convert(folder, tmp_path / "out", to="mlx")
-    model, _ = mlx_lm.utils.load_model(tmp_path / "out")
-    assert bool(model.args.tie_word_embeddings) == tied
-    model.set_dtype(mx.float32)
-    logits = np.array(model(mx.array([IDS])).astype(mx.float32))[0]
-    close(logits, plain_llama(packed, dense), 0.02)
 
 
 @pytest.mark.ecosystem("mlx")
@@ -323,14 +255,3 @@ def _own_logits(path: Path, ids: Any) -> np.ndarray:
     model, _ = halfbyte.load_model(path)
     with torch.no_grad():
         return model(ids).logits[0].float().numpy()
-
-
-def _tokenizer_beside(folder: Path) -> None:
-    """Engines that load a whole model want a tokenizer: words w00 to w63."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({f"w{i:02d}": i for i in range(LLAMA_CONFIG["vocab_size"])}, unk_token="w02"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w02", eos_token="w01", pad_token="w00").save_pretrained(folder)

@@ -759,8 +759,8 @@ def gptqmodel_schemes() -> list[str]:
 
 
 def gptqmodel_packing() -> dict[str, np.ndarray]:
-    """GPTQModel's AWQ layers for GPUs pack on the CPU: they are allowed there, and what they pack is
-    noted under the module's name, (codes − zero points) · scales.
+    """GPTQModel's AWQ layers for GPUs pack on the CPU: they are allowed there, and what they pack
+    is noted under the module's name, (codes − zero points) · scales.
     """
     from gptqmodel.models._const import DEVICE
     from gptqmodel.nn_modules.qlinear import gemv_awq, gemv_fast_awq

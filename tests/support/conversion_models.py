@@ -134,3 +134,14 @@ def plain_llama(packed: dict[str, QTensor], dense: dict[str, np.ndarray]) -> np.
         g = x @ w[p + "mlp.gate_proj"].T
         h = h + (g / (1 + np.exp(-g)) * (x @ w[p + "mlp.up_proj"].T)) @ w[p + "mlp.down_proj"].T
     return norm(h, "model.norm") @ w.get("lm_head", w["model.embed_tokens"]).T
+
+
+def tokenizer_beside(folder: Path) -> None:
+    """Engines that load a whole model want a tokenizer: words w00 to w63."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"w{i:02d}": i for i in range(LLAMA_CONFIG["vocab_size"])}, unk_token="w02"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w02", eos_token="w01", pad_token="w00").save_pretrained(folder)

@@ -197,6 +197,18 @@ def _two_scales(f: Facts) -> bool:
     return len({shards.array(t).tobytes() for t in tensors}) > 1
 
 
+VLLM_MODELOPT = frozenset({
+    "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_BLOCK_SCALES", "NVFP4", "W4A16_NVFP4", "MXFP8", "MIXED_PRECISION",
+})  # fmt: skip
+"""`quant_algo` of ModelOpt that vLLM 0.32 reads."""
+
+
+def _other_modelopt_algo(f: Facts) -> bool:
+    nested = f.config.get("quantization")
+    algo = (nested if isinstance(nested, dict) else f.config).get("quant_algo")
+    return isinstance(algo, str) and algo.upper() not in VLLM_MODELOPT
+
+
 def _tensor_scale(f: Facts) -> bool:
     return f.info is not None and f.info.format is not None and bool(f.info.format.global_op)
 
@@ -398,6 +410,8 @@ RULES: tuple[Rule, ...] = (
     Rule("vllm", ("compressed-tensors", "modelopt"), WRONG,
          "projections that are fused (q, k, v; gate, up) have unequal tensor scales, of which one is used for all",
          f"{_VLLM}/issues/41045", _two_scales),
+    Rule("vllm", ("modelopt",), REFUSED, "vLLM reads ModelOpt's FP8, NVFP4 and MXFP8, not this quant_algo", OBSERVED,
+         _other_modelopt_algo, to="compressed-tensors", whole=True),
     Rule("vllm", ("awq",), REFUSED, "AWQ words of 4 bits are read, no others",
          "https://github.com/casper-hansen/AutoAWQ/issues/575", lambda f: f.bits not in (0, 4), to="compressed-tensors"),
     Rule("sglang", ("compressed-tensors",), REFUSED, "2:4 sparse weights are not read", f"{_VLLM}/pull/36799", _sparse,
