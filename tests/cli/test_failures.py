@@ -4,6 +4,7 @@ nothing left behind.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -183,6 +184,19 @@ def test_bad_usage_is_status_2(arguments, capsys):
 def test_every_command_explains_itself(command, capsys):
     assert main([command, "--help"]) == 0
     assert f"halfbyte {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_help_is_wrapped_by_the_terminal_alone(columns, monkeypatch, capsys):
+    """A line of a paragraph ends where the next word has no room, not where the source's line did."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERMINAL_WIDTH", str(columns))
+    for command in COMMANDS:
+        assert main([command, "--help"]) == 0
+        text = capsys.readouterr().out.partition("╭")[0]
+        lines = [line.strip() for line in text.split("\n")]
+        for line, after in itertools.pairwise(lines):
+            assert not line or not after or len(line) + 1 + len(after.split()[0]) > columns - 2, (command, line)
 
 
 def test_version(capsys):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -78,8 +79,16 @@ def _options(
         typer.echo(OVERVIEW.format(version=__version__))
 
 
+def _paragraphs(docstring: str) -> str:
+    """A docstring as lines of whole paragraphs, which a terminal of any width wraps."""
+    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(docstring).split("\n\n"))
+
+
 for _name in COMMANDS:
-    app.command(_name)(guarded(_name, getattr(importlib.import_module(f"{__package__}.{_name}"), _name)))
+    _command = getattr(importlib.import_module(f"{__package__}.{_name}"), _name)
+    _help = _paragraphs(_command.__doc__ or "")  # -OO leaves no docstrings
+    _first = _help.partition("\n")[0].partition(". ")[0].rstrip(".") + "."
+    app.command(_name, help=_help, short_help=_first)(guarded(_name, _command))
 
 
 @functools.cache

@@ -27,9 +27,10 @@ def plan(
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON record.")] = False,
 ) -> int:
-    """Weights, KV cache, activations, overhead. Exit status: 1 when it does not fit
-    --device-memory, or on the CPU the memory that limits of the process and of its control
-    groups leave; else 0.
+    """Say what a model needs in memory to run: weights, KV cache, activations, overhead.
+
+    Exit status: 1 when it does not fit --device-memory, or on the CPU the memory that limits of the
+    process and of its control groups leave; else 0.
     """
     from ..generation.memory_plan import Planner
 
