@@ -188,7 +188,9 @@ def test_every_command_explains_itself(command, capsys):
 
 @pytest.mark.parametrize("columns", [60, 80, 100])
 def test_help_is_wrapped_by_the_terminal_alone(columns, monkeypatch, capsys):
-    """A line of a paragraph ends where the next word has no room, not where the source's line did."""
+    """A line of a paragraph ends where the next word has no room, not where the source's line
+    did.
+    """
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERMINAL_WIDTH", str(columns))
     for command in COMMANDS:
