@@ -4,17 +4,20 @@ text.
     python tools/compare_gguf_tokenizers.py FOLDER [--strings 20000] [--seed 0] [--only NAME]
 
 FOLDER holds vocabularies (`ggml-vocab-*.gguf` of llama.cpp's models folder). Needs
-llama-cpp-python. For each file it prints how many strings have other tokens, the first few, and
-which characters most of them share.
+llama-cpp-python. For each file it prints how many strings have other tokens, the first few, which
+characters most of them share, and how many of them have equal tokens after each of `CHANGES`.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import re
 import unicodedata
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.errors import HalfbyteError
@@ -111,6 +114,25 @@ def random_text(rng: random.Random) -> str:
     return "".join(pieces)
 
 
+def _without_marks(text: str) -> str:
+    """Decomposed, Hangul too, without spacing and nonspacing marks."""
+    return "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c)[0] != "M")
+
+
+CHANGES: dict[str, Callable[[str], str]] = {
+    "composed (NFC)": lambda t: unicodedata.normalize("NFC", t),
+    "without marks": _without_marks,
+    "with one mark a letter": lambda t: re.sub(
+        r"([\u0300-\u030f\u064b\u0e31\u20d0\u3099])[\u0300-\u030f\u064b\u0e31\u20d0\u3099]+", r"\1", t
+    ),
+    "with spaces of U+2000 to U+3000 as hyphens": lambda t: re.sub("[\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]", "-", t),
+    "with characters that Unicode 14 does not have as 'a'": lambda t: "".join(
+        "a" if unicodedata.category(c) == "Cn" else c for c in t
+    ),
+}
+"""Name -> change of a text after which a known cause of different tokens is gone."""
+
+
 def main() -> None:
     """The command line."""
     import llama_cpp
@@ -133,16 +155,23 @@ def main() -> None:
         theirs = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
         rng = random.Random(args.seed)
         texts = [random_text(rng) for _ in range(args.strings)]
-        wrong = []
-        for text in texts:
+
+        def both(text: str, ours: Any = ours, theirs: Any = theirs) -> tuple[list[int], list[int]]:
             have = ours.encode(text, add_special_tokens=False).ids
-            want = theirs.tokenize(text.encode(), add_bos=False, special=True)
-            if have != want:
-                wrong.append((text, have, want))
+            return have, theirs.tokenize(text.encode(), add_bos=False, special=True)
+
+        compared = ((text, *both(text)) for text in texts)
+        wrong = [(text, have, want) for text, have, want in compared if have != want]
         composed = sum(unicodedata.normalize("NFC", text) != text for text, _, _ in wrong)
         print(f"{path.stem}: {len(wrong)} of {len(texts)} differ ({composed} of them not composed)", flush=True)
         shared: Counter[str] = Counter(c for text, _, _ in wrong for c in set(text))
         print("   ", ", ".join(f"U+{ord(c):04X} {n}" for c, n in shared.most_common(8)))
+        left = {text for text, _, _ in wrong}
+        for name, change in CHANGES.items() if wrong else ():
+            equal = {text for text, _, _ in wrong if len({*map(tuple, both(change(text)))}) == 1}
+            left -= equal
+            print(f"    equal {name}: {len(equal)}")
+        print(f"    equal after none: {len(left)}", *(ascii(t) for t in sorted(left, key=len)[:4]))
         for text, have, want in sorted(wrong, key=lambda w: len(w[0]))[:4]:
             print(f"    {text!a}: halfbyte {have}, llama.cpp {want}")
 
