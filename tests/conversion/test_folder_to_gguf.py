@@ -28,6 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 IDS = torch.tensor([[1, 5, 9, 13, 40, 22, 7, 7, 30, 11, 3, 46]])
 ALIASES = {
     "baichuan": "llama",
+    "hunyuan_vl": "hunyuan-dense",
     "internlm2": "llama",
     "minicpm": "granite",
     "orion": "stablelm",
@@ -49,7 +50,7 @@ def written(tmp_path: Path, name: str) -> Path:
     return write_family(tmp_path / "model.gguf", name, family_model(name))
 
 
-OTHER_ROWS = ("exaone", "mistral3:plain", "pangu-embedded")
+OTHER_ROWS = ("exaone", "mistral3:plain", "paddleocr", "pangu-embedded")
 """They come back as another architecture, whose rows are in another order."""
 REFUSED = [name for name in FAMILIES if unsupported(architecture(name))]
 

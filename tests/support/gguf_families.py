@@ -284,6 +284,7 @@ FAMILIES: dict[str, Family | Callable[[int], Family]] = {
         [*SIGMOID_KEYS[1:], ("expert_count", "uint32", 8), ("expert_group_count", "uint32", 4),
          ("expert_group_used_count", "uint32", 2)],
     ),
+    "bitnet": (TIED | {"hidden_act": "silu"}, []),
     "baichuan": (UNTIED | {"num_key_value_heads": HEADS, "num_hidden_layers": 32}, []),
     "cohere2": (
         TIED | {"num_hidden_layers": 4, "logit_scale": 0.25, "sliding_window": 4}
@@ -306,11 +307,20 @@ FAMILIES: dict[str, Family | Callable[[int], Family]] = {
         UNTIED | {"num_experts": 4, "moe_topk": 2, "num_shared_expert": 1},
         [*EXPERT_KEYS, ("expert_feed_forward_length", "uint32", 96), ("expert_shared_feed_forward_length", "uint32", 96)],
     ),
+    "hunyuan_vl": (TIED | {"rope": {"rope_theta": 5e4 * 2.0 ** (16 / 14)}}, [*MROPE, ("rope.scaling.alpha", "float32", 2.0)]),
     "internlm2": (UNTIED, []),
+    "mellum": (
+        UNTIED | {"num_hidden_layers": 4, "layer_types": [*["sliding_attention"] * 3, "full_attention"], "sliding_window": 4}
+        | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rope_parameters": {
+            "full_attention": YARN | {"rope_theta": 5e4}, "sliding_attention": {"rope_type": "default", "rope_theta": 5e4}}},
+        [*EXPERT_KEYS, *YARN_KEYS, ("expert_feed_forward_length", "uint32", 32), ("attention.sliding_window", "uint32", 4),
+         ("attention.sliding_window_pattern", "array[bool]", [1, 1, 1, 0])],
+    ),
     "minicpm": (TIED | GRANITE | {"attention_multiplier": None}, GRANITE_KEYS[:3]),
     "nemotron": (UNTIED | HALF, []),
     "olmo2": (UNTIED, []),
     "olmoe": (UNTIED | {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": HEADS}, EXPERT_KEYS),
+    "paddleocr": (UNTIED, MROPE),
     "phi2": (UNTIED | HALF, []),
     "phimoe": (
         UNTIED | {"attention_bias": True, "lm_head_bias": True, "num_local_experts": 4, "num_experts_per_tok": 2}, EXPERT_KEYS,

@@ -245,6 +245,39 @@ def _phimoe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _hunyuan_vl(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Text of a model that reads images: one position a token, so the sections of its rotation are
+    one rotation, of base · alpha^(d / (d − 2)) for heads of d.
+    """
+    alpha, rope = keys.get("rope.scaling.alpha", "float", 0.0), config["rope_parameters"]
+    if alpha > 0:
+        stretch = alpha ** (config["head_dim"] / (config["head_dim"] - 2))
+        rope = rope | {"rope_theta": rope["rope_theta"] * stretch}
+    return {"rope_parameters": rope}
+
+
+def _mellum(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Three local layers, whose rotation is never stretched, then a global one."""
+    window = keys.get("attention.sliding_window", "integer", 0)
+    local = keys.flags("attention.sliding_window_pattern", keys.layers)
+    if local is None:
+        period = keys.size("attention.sliding_window_pattern", 4)
+        local = [(i + 1) % period != 0 for i in range(keys.layers)]
+    rope = config["rope_parameters"]
+    base = keys.positive("rope.freq_base_swa", rope["rope_theta"])
+    return {
+        **expert_counts(keys, "num_local_experts"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "sliding_window": window or None,
+        "layer_types": ["sliding_attention" if flag and window else "full_attention" for flag in local],
+        "rope_parameters": {
+            "full_attention": rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": base},
+        },
+    }
+
+
 def _smallthinker(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     """A global layer without rotation, then three local ones with it; without a window every layer
     is global and rotates.
@@ -293,6 +326,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         "glm4_moe", MOE | QK_NORM | shared("mlp.shared_experts") | BIASED_ROUTING, experts=True, partial=True, splits=FUSED_QKV,
         extra=_bailing2,
     ),
+    "bitnet": Architecture(
+        "bitnet", LLAMA | {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
+        constants={"hidden_act": "silu"},
+    ),
     "cohere2": Architecture(
         "cohere2", LLAMA, eps=layer_eps("layer_norm_eps"), extra=_cohere2,
         fields=(Field("logit_scale", "logit_scale", "positive"), Field("attention.sliding_window", "sliding_window")),
@@ -333,8 +370,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         LLAMA | HUNYUAN_NORM | routed("mlp.experts", "mlp.gate.wg") | shared("mlp.shared_mlp"), experts=True,
         extra=_hunyuan_moe,
     ),
+    "hunyuan_vl": Architecture("hunyuan_v1_dense", LLAMA | HUNYUAN_NORM, extra=_hunyuan_vl),
     "internlm2": Architecture("llama", LLAMA, interleaved=True),
     "llama": Architecture("llama", LLAMA, interleaved=True),
+    "mellum": Architecture("mellum", MOE | QK_NORM, experts=True, extra=_mellum),
     "minicpm": Architecture("granite", LLAMA, interleaved=True, extra=_minicpm),
     "nemotron": Architecture("nemotron", LLAMA, eps=layer_eps("norm_eps"), norm_offset=True, partial=True),
     "olmo2": Architecture("olmo2", POST_NORMS),
@@ -342,6 +381,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "olmoe", MOE | QK_NORM, experts=True, constants={"norm_topk_prob": False},
         extra=lambda keys, config: expert_counts(keys, "num_experts"),
     ),
+    "paddleocr": Architecture("llama", LLAMA),
     "phi2": Architecture(
         "phi", PHI2, top=TOP | {"output_norm": "model.final_layernorm"}, eps=layer_eps("layer_norm_eps"), partial=True
     ),

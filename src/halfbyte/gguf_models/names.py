@@ -85,6 +85,7 @@ def class_name(model_type: str, task: str = "text") -> str:
 
 
 _CLASSES = {
+    "bitnet": "BitNetForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM", "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
     "gemma3n_text": "Gemma3nForCausalLM", "gpt_bigcode": "GPTBigCodeForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM", "granitemoehybrid": "GraniteMoeHybridForCausalLM", "llama4_text": "Llama4ForCausalLM",

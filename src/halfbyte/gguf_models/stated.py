@@ -45,6 +45,9 @@ STATED: dict[str, tuple[Field, ...]] = {
         Field("expert_feed_forward_length", "intermediate_size"),
     ),
     "llama": (Field("expert_count", "num_local_experts"), _USED),
+    "mellum": (
+        _WINDOW, Field("expert_count", "num_local_experts"), _USED, Field("expert_feed_forward_length", "moe_intermediate_size"),
+    ),
     "mpt": (
         Field("attention.max_alibi_bias", "attn_config.alibi_bias_max", "float"),
         Field("attention.clamp_kqv", "attn_config.clip_qkv", "float"),

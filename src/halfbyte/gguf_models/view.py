@@ -255,7 +255,10 @@ def with_older_names(config: Mapping[str, Any]) -> dict[str, Any]:
     if "rope_theta" in main:
         older["rope_theta"] = main["rope_theta"]
     scaled = {k: v for k, v in main.items() if k not in ("rope_theta", "partial_rotary_factor")}
-    if scaled.get("rope_type", "default") != "default":
+    # transformers takes `rope_scaling` for the rotation of all layers, except where Gemma 3's code
+    # reads it.
+    whole = main is rope or str(config.get("model_type", "")).startswith("gemma3")
+    if scaled.get("rope_type", "default") != "default" and whole:
         older["rope_scaling"] = scaled
     if main is not rope and "rope_theta" in rope.get("sliding_attention", {}):
         older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]

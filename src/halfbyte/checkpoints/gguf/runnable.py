@@ -14,14 +14,15 @@ from .metadata import Metadata
 
 READ = frozenset(
     {
-        "apertus", "arcee", "baichuan", "bailingmoe2", "bert", "bloom", "chatglm", "cohere2", "command-r", "deepseek2", "dots1",
-        "ernie4_5", "ernie4_5-moe", "eurobert", "exaone", "exaone4", "falcon", "falcon-h1", "gemma", "gemma2", "gemma3",
-        "gemma3n", "gemma4", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox", "granite", "granitehybrid", "granitemoe",
-        "hunyuan-dense", "hunyuan-moe", "internlm2", "jais2", "jamba", "lfm2", "lfm2moe", "llama", "llama4", "mamba", "mamba2",
-        "minicpm", "minimax-m2", "mistral3", "modern-bert", "mpt", "nemotron", "nemotron_h", "nemotron_h_moe", "olmo", "olmo2",
-        "olmoe", "orion", "pangu-embedded", "phi2", "phi3", "phimoe", "qwen", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35",
-        "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl", "qwen3vlmoe", "seed_oss", "smallthinker", "smollm3", "stablelm",
-        "starcoder", "starcoder2", "t5", "t5encoder", "xverse",
+        "apertus", "arcee", "baichuan", "bailingmoe2", "bert", "bitnet", "bloom", "chatglm", "cohere2", "command-r",
+        "deepseek2", "dots1", "ernie4_5", "ernie4_5-moe", "eurobert", "exaone", "exaone4", "falcon", "falcon-h1", "gemma",
+        "gemma2", "gemma3", "gemma3n", "gemma4", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox", "granite", "granitehybrid",
+        "granitemoe", "hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "internlm2", "jais2", "jamba", "lfm2", "lfm2moe", "llama",
+        "llama4", "mamba", "mamba2", "mellum", "minicpm", "minimax-m2", "mistral3", "modern-bert", "mpt", "nemotron",
+        "nemotron_h", "nemotron_h_moe", "olmo", "olmo2", "olmoe", "orion", "paddleocr", "pangu-embedded", "phi2", "phi3",
+        "phimoe", "qwen", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl",
+        "qwen3vlmoe", "seed_oss", "smallthinker", "smollm3", "stablelm", "starcoder", "starcoder2", "t5", "t5encoder",
+        "xverse",
     }
 )  # fmt: skip
 """Values of general.architecture whose files become transformers models."""
@@ -45,8 +46,8 @@ _GROUPS = {
     RECURRENT: "kimi-linear minimax-01",
     LATENT: "deepseek32 deepseek4 minicpm3 glm-dsa glm5-next mistral4",
     NO_TABLE: (
-        "chameleon mimo2 dots3note gptj qwen4exp cohere2moe dbrx muse-glimmer bitnet exaone-moe granite_swa "
-        "afmoe laguna hunyuan_vl hy_v3 hy_v4 hrm_text minimax-m3 paddleocr mellum"
+        "chameleon mimo2 dots3note gptj qwen4exp cohere2moe dbrx muse-glimmer exaone-moe granite_swa "
+        "afmoe laguna hy_v3 hy_v4 hrm_text minimax-m3"
     ),
 }
 UNREAD: dict[str, str] = {name: why for why, names in _GROUPS.items() for name in names.split()}
