@@ -4,6 +4,7 @@ refused.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,14 @@ def test_commands_read_it(tmp_path, external, capsys):
     assert main(["verify", str(path), str(tmp_path / "dense.safetensors")]) == 0
     with hb.open(path) as a, hb.open(tmp_path / "dense.safetensors") as b:
         assert np.array_equal(a["w"].dequantize("float32"), b["w.weight"])
+
+
+def test_external_data_that_are_cut_meanwhile_are_an_error_and_no_signal(tmp_path):
+    path = small(tmp_path, external=True)
+    with hb.open(path) as checkpoint:
+        os.truncate(tmp_path / "m.onnx.data", 1)
+        with pytest.raises(CheckpointError, match=r"m\.onnx\.data: the file was (truncated|changed)"):
+            checkpoint["w"]
 
 
 def test_codes_of_another_operator_are_unknown_by_name(tmp_path):

@@ -5,6 +5,7 @@ fails leaves nothing.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import ml_dtypes
@@ -212,3 +213,15 @@ def test_names_that_cannot_stand_in_a_header_are_refused(tmp_path: Path):
 def test_an_empty_file_comes_back_empty(tmp_path: Path):
     hb.save(tmp_path / "x.safetensors", {})
     assert hb.load(tmp_path / "x.safetensors") == {}
+
+
+def test_what_was_loaded_stays_when_the_file_is_cut(tmp_path: Path):
+    """Memory of its own: a mapped array would end the process by SIGBUS."""
+    path, values = tmp_path / "x.safetensors", np.arange(1 << 16, dtype=np.float32)
+    hb.save(path, {"w": values})
+    loaded, mapped = hb.load(path), hb.load(path, mapped=True)
+    assert np.array_equal(mapped["w"], values)
+    os.truncate(path, 4096)
+    assert np.array_equal(loaded["w"], values)
+    with pytest.raises(CheckpointError):
+        hb.load(path)

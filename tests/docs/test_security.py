@@ -46,3 +46,12 @@ def test_the_check_can_fail():
     [(promise, names)] = promises("| promise | test |\n|---|---|\n| never crashes | `tests/no_such.py`, `make nothing` |")
     assert (promise, missing(names)) == ("never crashes", ["tests/no_such.py", "make nothing"])
     assert missing(["tests/docs/test_security.py::test_no_such"]) == ["tests/docs/test_security.py::test_no_such"]
+
+
+def test_the_tests_that_the_figures_name_exist():
+    """benchmarks/trust.md names them below tests/, or by the name of the file alone."""
+    text = (ROOT / "benchmarks" / "trust.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`(?:tests/)?((?:\w+/)*test_\w+\.py)`", text))
+    known = [path.as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) > 10
+    assert {name for name in names if not any(k.endswith(f"/{name}") for k in known)} == set()

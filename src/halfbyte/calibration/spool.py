@@ -109,7 +109,7 @@ class Spool:
 
     def hidden(self, device: str) -> list[Tensor]:
         """The outputs of the last finished layer."""
-        stored = load(self.folder / _hidden(len(self._lines) - 1))
+        stored = load(self.folder / _hidden(len(self._lines) - 1), mapped=True)
         return [torch.from_numpy(np.array(stored[str(i)])).to(device) for i in range(len(stored))]
 
     def add(self, done: LayerResult, hidden: Sequence[Tensor]) -> LayerResult:
@@ -128,7 +128,7 @@ class Spool:
 
     def _done(self, number: int, line: Mapping[str, Any]) -> LayerResult:
         done = LayerResult(notes=list(line["notes"]), uncalibrated=list(line["uncalibrated"]))
-        for name, value in load(self.folder / _layer(number)).items():
+        for name, value in load(self.folder / _layer(number), mapped=True).items():
             if isinstance(value, QTensor):
                 done.weights[name] = value
             else:

@@ -36,7 +36,7 @@ class SafetensorsFile:
     entries   name -> Entry(dtype word, shape, start, stop), in header order
     metadata  the header's `__metadata__`
     mapped    True: arrays are views of the mapped file. A program that truncates the file meanwhile
-              then ends this process by a signal, so that only files of `save` are read this way
+              then ends this process by a signal, so that only `load(mapped=True)` reads this way
 
     Raises CheckpointError naming file and tensor when the file does not hold what its header says.
     """

@@ -72,9 +72,11 @@ def _tensors(name: str, weight: QTensor | NDArray[Any], layout: OwnLayout) -> It
     return [(f"{name}.{part}", array) for part, array in layout.pack(weight, {}).items()]
 
 
-def load(path: str | os.PathLike[str]) -> dict[str, QTensor | NDArray[Any]]:
-    """Everything in a file that `save` wrote, memory-mapped: data are read when they are used.
+def load(path: str | os.PathLike[str], *, mapped: bool = False) -> dict[str, QTensor | NDArray[Any]]:
+    """Everything in a file that `save` wrote, in memory.
 
+    mapped  True: arrays are views of the mapped file, whose data are read when they are used. A
+            program that truncates the file meanwhile ends this one with SIGBUS
     Raises CheckpointError for a damaged file, and for one that `save` did not write (`open` reads
     those).
     """
@@ -85,5 +87,5 @@ def load(path: str | os.PathLike[str]) -> dict[str, QTensor | NDArray[Any]]:
         raise CheckpointError(f"[load] {path}: version {checkpoint.metadata.get('version')!r}; this halfbyte reads {VERSION!r}")
     if isinstance(checkpoint, SafetensorsCheckpoint):
         for file in checkpoint.shards.files.values():
-            file.mapped = True  # the arrays of all tensors would fill memory
+            file.mapped = mapped
     return {key: checkpoint[key] for key in checkpoint}
