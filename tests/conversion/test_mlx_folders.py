@@ -7,11 +7,12 @@ import json
 import numpy as np
 import pytest
 
+import halfbyte as hb
 from halfbyte.conversion import convert
 from halfbyte.gguf_models.view import with_older_names
 from halfbyte.transformers import load_model
 from support.gguf_models import VOCABULARY, dense_model, write
-from support.tiny_models import ids, logits, write_tiny
+from support.tiny_models import EXPERTS, LAYERS, agree, expert_names, ids, logits, write_tiny
 
 PATTERN = {"num_hidden_layers": 7}
 """Gemma 3's pattern of layers has six; mlx-lm builds no model of fewer."""
@@ -23,8 +24,8 @@ FOLDERS = [
         for kind in KINDS
         if (arch, kind) != ("gemma3_text", "onnx")
     ),
-    ("gpt_oss", "gpt-oss"),
-]
+    ("gpt_oss", "gpt-oss"), ("qwen3_moe", "gptq"), ("qwen3_moe", "ct-int4"), ("mixtral", "awq"), ("mixtral", "gptq3"),
+]  # fmt: skip
 
 
 def test_the_rotation_and_the_experts_are_named_as_mlx_lm_reads_them(tmp_path):
@@ -35,6 +36,43 @@ def test_the_rotation_and_the_experts_are_named_as_mlx_lm_reads_them(tmp_path):
     config = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
     assert (config["rope_theta"], config["num_experts"]) == (10000.0, 4)
     assert set(source) - {"quantization_config"} <= set(config)
+
+
+@pytest.mark.parametrize(("arch", "kind", "parent"), [("qwen3_moe", "gptq", "mlp"), ("mixtral", "awq", "block_sparse_moe")])
+def test_single_experts_become_stacks(arch, kind, parent, tmp_path):
+    """Every code and scale of an expert is that of its matrix in the stack."""
+    tiny = write_tiny(tmp_path / "in", arch, kind)
+    convert(tmp_path / "in", tmp_path / "out", to="mlx")
+    words = expert_names(arch)[1]
+    with hb.open(tmp_path / "out") as out:
+        assert not [key for key in out if ".experts." in key]
+        for layer in range(LAYERS):
+            at = f"model.layers.{layer}.{parent}"
+            for word in ("gate", "up", "down"):
+                stack = out[f"{at}.switch_mlp.{word}_proj"]
+                for e in range(EXPERTS):
+                    one = tiny.packed[f"{at}.experts.{e}.{words[word]}"]
+                    assert np.array_equal(stack[e].dequantize("float32"), one.dequantize("float32"))
+    assert agree(logits(load_model(tmp_path / "out")[0], ids()), logits(tiny.dense, ids()))
+
+
+def test_experts_of_two_formats_stay_single(tmp_path):
+    other = "model.layers.0.mlp.experts.2.up_proj"
+    write_tiny(tmp_path / "in", "qwen3_moe", "mlx", codecs={other: "affine8:g32"})
+    convert(tmp_path / "in", tmp_path / "out", to="mlx")
+    with hb.open(tmp_path / "out") as out:
+        assert other in out
+        assert "model.layers.0.mlp.switch_mlp.up_proj" not in out
+        assert out["model.layers.0.mlp.switch_mlp.gate_proj"].shape[0] == EXPERTS
+
+
+def test_mixtral_of_a_gguf_has_mlx_lms_names(tmp_path):
+    write(tmp_path / "in.gguf", "mixtral", dense_model("mixtral"), True)
+    convert(tmp_path / "in.gguf", tmp_path / "out", to="mlx")
+    with hb.open(tmp_path / "out") as out:
+        at = "model.layers.1.block_sparse_moe"
+        assert {f"{at}.gate.weight", *(f"{at}.switch_mlp.{word}_proj" for word in ("gate", "up", "down"))} <= set(out)
+        assert not [key for key in out if ".mlp." in key]
 
 
 def test_older_names_of_gemma_and_of_scaled_rotations_beside_what_is_there():

@@ -425,7 +425,7 @@ RULES: tuple[Rule, ...] = (
     Rule("mlx", ("awq",), REFUSED, "AWQ words are read since 0.32 at the latest", OBSERVED, _always,
          before=(0, 32), to="mlx", whole=True),
     Rule("mlx", ("mlx",), REFUSED, "mlx-lm reads experts stacked (switch_mlp), not one by one", OBSERVED,
-         _single_expert),
+         lambda f: _single_expert(f) and f.checkpoint.config.get("model_type") != "mixtral", to="mlx"),
     Rule("mlx", ("dense", "mlx", "awq"), REFUSED, "config.json has no num_experts or no rope_theta, which mlx-lm needs",
          OBSERVED, _no_expert_count, to="mlx", whole=True),
     Rule("mlx", ("dense", "mlx", "awq"), REFUSED,

@@ -24,6 +24,7 @@ from ..checkpoints.quant_config import write_config
 from ..checkpoints.safetensors.sharded_writer import ResumableFolder
 from ..checkpoints.safetensors.writer import SafetensorsWriter
 from ..checkpoints.views.gptqmodel_gpt_oss import AlternatingRows, rows_by_name
+from ..checkpoints.views.mlx_experts import MLXExperts
 from ..errors import CheckpointError, LayoutError
 from ..gguf_models.to_gguf import GGUFView, as_gguf
 from ..gguf_models.view import ModelView, as_model, with_older_names
@@ -77,6 +78,8 @@ def convert_checkpoint(
     else:
         check_suffix(Path(out).expanduser(), goal)
         checkpoint = as_gguf(checkpoint) if goal.layout == "gguf" else as_model(checkpoint, goal.layout)
+        if goal.layout == "mlx" and not isinstance(checkpoint, ModelView):  # which stacks them itself
+            checkpoint = MLXExperts(checkpoint)
     return write_checkpoint(
         checkpoint, Path(out).expanduser(), goal,
         lossy=lossy, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,

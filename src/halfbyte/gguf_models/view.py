@@ -56,7 +56,8 @@ class _Tensor:
 class ModelView(View):
     """`source` under transformers' names.
 
-    switch   the module of stacked experts is named `switch_mlp`, as MLX's models have it
+    switch   the module of stacked experts is named `switch_mlp`, as MLX's models have it, and
+             Mixtral's mlp `block_sparse_moe`
     joined   gpt-oss's gate and up are one stack of alternating rows
     stacks   dense stacks of experts stay whole
     Raises UnsupportedError for an architecture that has no table, or a tensor that its table does
@@ -98,6 +99,8 @@ class ModelView(View):
         if where is None:
             return False
         path, leaf = where
+        if switch and self.architecture.model_type == "mixtral":
+            path = path.replace(".mlp.", ".block_sparse_moe.")
         info = self.source.info(key)
         if not info.shape:  # a scalar is none of the model's tensors, whatever its name
             return False
