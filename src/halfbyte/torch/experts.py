@@ -12,7 +12,7 @@ that have tokens.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch.nn.functional import gelu, silu
 
@@ -33,6 +33,8 @@ UNGATED = "relu2"
 """The activation of experts without a gate."""
 REGLU = "reglu"
 """relu(gate) · up, a gate that `ops.experts` does not have."""
+Added = Callable[[str, Tensor, int], Tensor | None]
+"""(gate_up_proj, up_proj or down_proj; its input; the expert) -> what its product gains, or None."""
 
 
 class QExperts(Packed):
@@ -83,6 +85,11 @@ class QExperts(Packed):
         for name in PROJECTIONS:
             bias = (biases or {}).get(name)
             setattr(self, f"{name}_bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
+
+    @property
+    def weight(self) -> PackedWeight:
+        """One of the packed weights: `peft` reads the device of an adapted module from its weight."""
+        return next(iter(self.packed.values()))
 
     @property
     def at_once(self) -> bool:
@@ -137,7 +144,13 @@ class QExperts(Packed):
         )  # fmt: skip
         return y
 
-    def _each(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+    def with_added(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, added: Added) -> Tensor:
+        """`forward` where each projection's product gains `added(projection, input, expert)`; gate and
+        up are one projection, its rows in the order of gate_up_proj.
+        """
+        return self._each(x, topk_ids, topk_weights, added)
+
+    def _each(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, added: Added | None = None) -> Tensor:
         """One expert after another, products summed in float32 in the order of their slots."""
         down = self.packed["down_proj" if self.stacked["down_proj"] else "0.down_proj"]
         routed = x.new_zeros((*topk_ids.shape, down.shape[-2]), dtype=torch.float32)
@@ -146,23 +159,30 @@ class QExperts(Packed):
             if expert >= self.num_experts:
                 continue
             rows, slots = torch.where(topk_ids == expert)
-            routed[rows, slots] = self._expert(x32[rows], expert)
+            routed[rows, slots] = self._expert(x32[rows], expert, added)
         y = x32.new_zeros((len(x), down.shape[-2]))
         for t in range(topk_ids.shape[1]):
             y += topk_weights[:, t, None].to(torch.float32) * routed[:, t]
         return y.to(x.dtype)
 
-    def _expert(self, x: Tensor, expert: int) -> Tensor:
+    def _expert(self, x: Tensor, expert: int, added: Added | None = None) -> Tensor:
+        def gained(projection: str, x: Tensor, y: Tensor) -> Tensor:
+            more = None if added is None else added(projection, x, expert)
+            return y if more is None else y + more
+
         if self.gate == UNGATED:
-            return self._project("down_proj", torch.relu(self._project("up_proj", x, expert)).square(), expert)
+            hidden = torch.relu(gained("up_proj", x, self._project("up_proj", x, expert))).square()
+            return gained("down_proj", hidden, self._project("down_proj", hidden, expert))
         if self.joined:
             h = self._project("gate_up_proj", x, expert)
         else:
             h = torch.cat([self._project("gate_proj", x, expert), self._project("up_proj", x, expert)], dim=-1)
+        h = gained("gate_up_proj", x, h)
         gate, up = (h[..., ::2], h[..., 1::2]) if self.interleaved else h.chunk(2, dim=-1)
         if self.limit is not None:
             gate, up = gate.clamp(max=self.limit), up.clamp(min=-self.limit, max=self.limit)
-        return self._project("down_proj", apply_gate(self.gate, gate, up).contiguous(), expert)
+        hidden = apply_gate(self.gate, gate, up).contiguous()
+        return gained("down_proj", hidden, self._project("down_proj", hidden, expert))
 
     def _project(self, name: str, x: Tensor, expert: int) -> Tensor:
         bias = getattr(self, f"{name}_bias")

@@ -3,7 +3,7 @@
 A checkpoint that this vLLM reads by itself on this device is left to it. Taken over are those whose
 method vLLM has no class for (bitsandbytes, HQQ, MLX, halfbyte's own), whose configuration its class
 refuses (GPTQ with activation order, 2, 3 or asymmetric 4 bits), and those that no kernel of vLLM
-runs on a CPU (MXFP4, NVFP4, experts in GPTQ and AWQ).
+runs on a CPU (MXFP4, NVFP4, experts in GPTQ and AWQ; without AVX-512 all packed integers).
 """
 
 from __future__ import annotations
@@ -46,10 +46,18 @@ def _cpu_refusal(method: str, settings: Mapping[str, Any], hf_config: Any) -> st
     for kind in ("mxfp4", "nvfp4"):
         if kind in kinds:
             return f"no {kind.upper()} kernel for CPUs"
+    if (method in ("gptq", "awq") or "pack-quantized" in kinds) and not _has_integer_kernel():
+        return "no kernel for packed integers on a CPU without AVX-512"
     experts = [getattr(hf_config, name, 0) or 0 for name in ("num_experts", "num_local_experts", "n_routed_experts")]
     if method in ("gptq", "awq") and any(experts):
         return "no kernel for packed experts on CPUs"
     return None
+
+
+def _has_integer_kernel() -> bool:
+    """Whether vLLM's build for this CPU multiplies packed integers: that for AVX2 does not."""
+    current_platform.import_kernels()
+    return hasattr(torch.ops._C, "cpu_gemm_wna16")
 
 
 _opened: dict[str, Source] = {}
