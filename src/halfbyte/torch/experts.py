@@ -34,7 +34,7 @@ UNGATED = "relu2"
 REGLU = "reglu"
 """relu(gate) · up, a gate that `ops.experts` does not have."""
 Added = Callable[[str, Tensor, int], Tensor | None]
-"""(gate_up_proj, up_proj or down_proj; its input; the expert) -> what its product gains, or None."""
+"""(gate_up_proj, up_proj or down_proj; input; expert) -> what the product gains, or None."""
 
 
 class QExperts(Packed):
@@ -145,8 +145,8 @@ class QExperts(Packed):
         return y
 
     def with_added(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, added: Added) -> Tensor:
-        """`forward` where each projection's product gains `added(projection, input, expert)`; gate and
-        up are one projection, its rows in the order of gate_up_proj.
+        """`forward` where each projection's product gains `added(projection, input, expert)`; gate
+        and up are one projection, its rows in the order of gate_up_proj.
         """
         return self._each(x, topk_ids, topk_weights, added)
 

@@ -1,4 +1,4 @@
-"""LoRA of the `peft` package on packed linear layers and experts. Needs peft, which is imported here.
+"""LoRA of the `peft` package on packed linear layers and experts. Imports peft.
 
     config = with_packed_layers(LoraConfig(r=8, target_modules=["q_proj", "v_proj", "experts"]))
     model = peft.get_peft_model(hb.load_model(path)[0], config)
@@ -112,7 +112,8 @@ class LoraQLinear(nn.Module, LoraLayer):  # type: ignore[misc] # torch and peft 
 
 
 class LoraQExperts(nn.Module, LoraLayer):  # type: ignore[misc] # torch and peft are not type-checked
-    """LoRA on one projection of a `QExperts`: on down_proj, around one on gate_up_proj. Built by peft.
+    """LoRA on one projection of a `QExperts`: on down_proj, around one on gate_up_proj. Built by
+    peft.
 
     Expert e gains x · (B_e · A_e · scaling)ᵀ, A_e (r, k) and B_e (n, r): `lora_A` is (e·r, k), the
     rows of an expert together, and `lora_B` (n, r·e), a column of every expert after another.
@@ -257,8 +258,8 @@ class LoraQExperts(nn.Module, LoraLayer):  # type: ignore[misc] # torch and peft
 
 
 def with_packed_layers(config: LoraConfig) -> LoraConfig:
-    """The same configuration, by which peft finds packed linear layers and experts too, by the names
-    of their modules ("q_proj", "experts").
+    """The same configuration, by which peft finds packed linear layers and experts too, by the
+    names of their modules ("q_proj", "experts").
     """
     config._register_custom_module({QLinear: LoraQLinear, QExperts: LoraQExperts})
     return config

@@ -25,8 +25,8 @@ from .base import View
 
 
 class MLXExperts(View):
-    """`source` with its experts stacked. Raises CheckpointError for matrices that each have an order
-    of inputs of their own (act-order).
+    """`source` with its experts stacked. Raises CheckpointError for matrices that each have an
+    order of inputs of their own (act-order).
     """
 
     def __init__(self, source: Checkpoint) -> None:
