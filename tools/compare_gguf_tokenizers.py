@@ -164,10 +164,12 @@ def main() -> None:
         wrong = [(text, have, want) for text, have, want in compared if have != want]
         composed = sum(unicodedata.normalize("NFC", text) != text for text, _, _ in wrong)
         print(f"{path.stem}: {len(wrong)} of {len(texts)} differ ({composed} of them not composed)", flush=True)
+        if not wrong:
+            continue
         shared: Counter[str] = Counter(c for text, _, _ in wrong for c in set(text))
         print("   ", ", ".join(f"U+{ord(c):04X} {n}" for c, n in shared.most_common(8)))
         left = {text for text, _, _ in wrong}
-        for name, change in CHANGES.items() if wrong else ():
+        for name, change in CHANGES.items():
             equal = {text for text, _, _ in wrong if len({*map(tuple, both(change(text)))}) == 1}
             left -= equal
             print(f"    equal {name}: {len(equal)}")
