@@ -258,7 +258,7 @@ def llmcompressor_schemes() -> list[str]:
     from llmcompressor.modifiers.factory import ModifierFactory
 
     ModifierFactory.refresh()
-    modifiers = sorted(name for name in ModifierFactory._main_registry if name != "QuantizationModifier")
+    modifiers = sorted(name for name in ModifierFactory._main_registry if name not in ("Modifier", "QuantizationModifier"))
     presets = [name for name, scheme in PRESET_SCHEMES.items() if scheme.get("weights") is not None]
     return presets + modifiers
 
@@ -300,6 +300,13 @@ def llmcompressor(arch: str, scheme: str, folder: Path) -> Values:
     model.save_pretrained(folder, save_compressed=True)
     names = [n for n, m in model.named_modules() if getattr(getattr(m, "quantization_scheme", None), "weights", None) is not None]
     ModelCompressor.from_pretrained_model(model).decompress_model(model)
+    if scheme == "QuIPModifier":  # what a layer computes: the transforms of its inputs and outputs are part of it
+        found = {}
+        for name in names:
+            layer = model.get_submodule(name).float()
+            bias = 0 if layer.bias is None else layer.bias
+            found[name] = (layer(torch.eye(layer.in_features)) - bias).T.detach().numpy()
+        return found
     return {name: model.get_submodule(name).weight.detach().float().numpy() for name in names}
 
 
