@@ -244,7 +244,9 @@ def reject_extra(layout: str, tensors: Mapping[str, Any], wanted: Collection[str
     """LayoutError for a tensor that this kind of weight does not have: it would be lost."""
     extra = sorted(set(tensors) - set(wanted))
     if extra:
-        raise LayoutError(f"[{layout}] {label(name, extra[0])} is there, but {what} has {', '.join(wanted)} and nothing else")
+        raise LayoutError(
+            f"[{layout}] {label(name, extra[0])} is there, but {what} has {', '.join(wanted)} and nothing else; without it the file is read"
+        )
 
 
 def integer_of(layout: str, config: Config, key: str, name: str) -> int | None:

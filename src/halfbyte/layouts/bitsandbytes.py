@@ -250,19 +250,26 @@ def _state(tensors: Mapping[str, HasHeader], config: Config, name: str) -> dict[
             state = json.loads(raw.tobytes().decode())
             shape, group = [int(d) for d in state["shape"]], int(state["blocksize"])
         except (ValueError, KeyError, TypeError, RecursionError) as e:
-            raise LayoutError(f"[bitsandbytes] {label(name, key)} is not a quantization state in JSON: {e!r}") from None
+            raise LayoutError(
+                f"[bitsandbytes] {label(name, key)} is not a quantization state in JSON: {e!r}; wanted shape, "
+                "blocksize and quant_type"
+            ) from None
         if state.get("quant_type") != kind or group < 1 or any(d < 0 for d in shape):
             raise LayoutError(
                 f"[bitsandbytes] {label(name, key)} says quant_type {state.get('quant_type')!r}, blocksize {group}, "
                 f"shape {shape}; wanted quant_type {kind!r}, a blocksize of 1 or more, sizes of 0 or more"
             )
         if "weight.nested_absmax" in tensors and not isinstance(state.get("nested_offset"), (int, float)):
-            raise LayoutError(f"[bitsandbytes] {label(name, key)} has no nested_offset, but the scales are double quantized")
+            raise LayoutError(
+                f"[bitsandbytes] {label(name, key)} has no nested_offset, but the scales are double quantized; wanted a number. "
+                "Save the model again"
+            )
         return dict(state)
     missing = [w for w in ("shape", "quant_type", "blocksize") if w not in config]
     if missing:
         raise LayoutError(
-            f"[bitsandbytes] {label(name, 'weight')} has no quant_state tensor and the config no {', '.join(missing)}"
+            f"[bitsandbytes] {label(name, 'weight')} has no quant_state tensor and the config no {', '.join(missing)}; "
+            "save the model with its quantization state, or pass config= (--config) with them"
         )
     if config["quant_type"] not in _STATES:
         raise LayoutError(f"[bitsandbytes] {name}: quant_type {config['quant_type']!r}; allowed: {', '.join(_STATES)}")

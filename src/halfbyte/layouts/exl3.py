@@ -120,7 +120,7 @@ class EXL3(Layout):
         stated = config.get("codebook")
         if stated not in (None, found):
             where = f"{label(name, markers[0])} is there" if markers else f"{label(name, str(stated))} is missing"
-            raise LayoutError(f"[exl3] {name or 'weight'}: the config's codebook is {stated}, and {where}")
+            raise LayoutError(f"[exl3] {name or 'weight'}: the config's codebook is {stated}, and {where}; the two must agree")
         return found
 
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:

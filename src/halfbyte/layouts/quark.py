@@ -87,7 +87,10 @@ class QuarkConfig(ConfigReader):
         }
         types = self._object("layer_type_quant_config")
         if types:
-            raise UnsupportedError(f"[config] {where}: Quark's layer_type_quant_config ({', '.join(types)}) is not read")
+            raise UnsupportedError(
+                f"[config] {where}: Quark's layer_type_quant_config ({', '.join(types)}) is not read; read: global_quant_config, "
+                "layer_quant_config by names, exclude. Pass config= (--config) with layer_quant_config instead"
+            )
 
     def _use(self, path: tuple[str, ...], value: Any) -> Any:
         # A pattern of layers has dots and is one key; what is below means what it means globally.
@@ -184,9 +187,14 @@ class Quark(Layout):
             raise LayoutError(f"[quark] {label(name, 'weight')} is {dtype}; the config says {stated}")
         kind = str(stated or kinds[0])
         if kind != "nvfp4" and "weight_scale_2" in tensors:
-            raise LayoutError(f"[quark] {label(name, 'weight_scale_2')} is there, and {kind} has one level of scales")
+            raise LayoutError(
+                f"[quark] {label(name, 'weight_scale_2')} is there, and {kind} has one level of scales; wanted nvfp4"
+            )
         if kind not in (*INT4, "int8") and "weight_zero_point" in tensors:
-            raise LayoutError(f"[quark] {label(name, 'weight_zero_point')} is there, and {kind} has no zero point")
+            raise LayoutError(
+                f"[quark] {label(name, 'weight_zero_point')} is there, and {kind} has no zero point; wanted integers, or no such "
+                "tensor"
+            )
         if dtype == I32:
             return self._describe_int4(tensors, config, name)
         if kind == "nvfp4":
@@ -274,12 +282,14 @@ class Quark(Layout):
             zeros = _fields(stored if grouped else stored.reshape(1, -1), order, n)
             if fmt.name == "int4":
                 if zeros.any():
-                    raise LayoutError(f"[quark] {label(name, 'weight_zero_point')} is not 0, and the config says symmetric")
+                    raise LayoutError(
+                        f"[quark] {label(name, 'weight_zero_point')} is not 0, and the config says symmetric; the two must agree"
+                    )
                 details["zero_point"] = True
             else:
                 parts["zeros"] = np.ascontiguousarray((zeros ^ signed).T).astype(np.int16)
             if (-n) % 8 and _padding(stored, order, n):
-                raise LayoutError(f"[quark] {label(name, 'weight_zero_point')} has values beyond its {n} outputs")
+                raise LayoutError(f"[quark] {label(name, 'weight_zero_point')} has values beyond its {n} outputs; wanted 0 there")
         return QTensor(fmt, shape, parts, details=details, name=name)
 
     def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:

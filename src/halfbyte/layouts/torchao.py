@@ -260,7 +260,7 @@ def _scales_fit(where: str, fmt: Format, shape: tuple[int, ...], scale: tuple[in
     """Check scale bytes of plain or tiled shape."""
     plain = (*shape[:-1], fmt.groups(shape[-1]))
     if shape[-1] % fmt.group_size:
-        raise LayoutError(f"[torchao] {where}_qdata has {shape[-1]} inputs a row, not whole blocks of {fmt.group_size}")
+        raise LayoutError(f"[torchao] {where}_qdata has {shape[-1]} inputs a row; wanted whole blocks of {fmt.group_size}")
     if scale == plain or (len(shape) == 2 and scale == tiled_shape(*plain)):
         return Described(fmt, shape)
     tiled = f" or {list(tiled_shape(*plain))} in tiles" if len(shape) == 2 else ""

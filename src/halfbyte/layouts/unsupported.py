@@ -105,6 +105,21 @@ RECOGNISED: tuple[Recognised, ...] = (
     Recognised(
         "SqueezeLLM", ("squeezellm",), ("lookup_table",), "a table of values a row, and sparse outliers", "the authors' code"
     ),
+    Recognised(
+        "GPTQModel's GGUF",
+        ("gguf",),
+        (),
+        "blocks of a GGUF in safetensors",
+        "GPTQModel, or the model as a .gguf file",
+    ),
+    Recognised(
+        "GPTQModel's FP8",
+        (),
+        (),
+        "float8 under scales of a config of its own",
+        "GPTQModel, or llm-compressor's FP8",
+        ("float8_e4m3fn", "float8_e5m2"),
+    ),
     Recognised("OmniQuant", ("omniquant",), (), "GPTQ words under an own name", "a gptq config, if its words are GPTQ's"),
 )
 """In the order they are tried: a format whose tensors are a subset of another's comes after it."""

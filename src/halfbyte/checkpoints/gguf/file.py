@@ -77,7 +77,7 @@ def header_from(read: Callable[[int, int], bytes], path: str, size: int, first: 
     first  bytes that are read first
     """
     if size == 0:
-        raise CheckpointError(f"[gguf] {path}: the file is empty")
+        raise CheckpointError(f"[gguf] {path}: the file is empty; fetch it again")
     data, wanted = b"", min(first, size)
     while True:
         more = read(len(data), wanted)

@@ -194,7 +194,7 @@ def _without_index(folder: Path, present: list[str], names: Collection[str]) -> 
             f"[open] {folder}: {pickles[0]} is a pickle, which runs code when it is read; "
             f"convert the checkpoint to safetensors first"
         )
-    raise CheckpointError(f"[open] {folder}: no .safetensors or .gguf file here")
+    raise CheckpointError(f"[open] {folder}: no .safetensors or .gguf file here; name the folder or file that holds the weights")
 
 
 def _kind(value: object) -> str:

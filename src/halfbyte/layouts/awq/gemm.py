@@ -76,7 +76,9 @@ def awq_group(layout: str, config: Config, name: str, k: int, groups: int | None
     if size is None:
         if not groups or k % groups:
             shapes = f"{k} inputs are not {groups} equal groups" if groups else "padded scales leave it open"
-            raise LayoutError(f"[{layout}] {name}: the config has no group_size, and {shapes}")
+            raise LayoutError(
+                f"[{layout}] {name}: the config has no group_size, and {shapes}; pass config= (--config) with group_size"
+            )
         return k // groups
     if size != -1 and size < 1:
         raise LayoutError(f"[{layout}] {name}: group_size {size}; allowed: 1 or more, or -1 for the whole row")

@@ -142,6 +142,6 @@ def integer_zeros(scales: NDArray[np.float16], offsets: NDArray[np.float16], whe
         row, group = (int(i) for i in np.argwhere(bad)[0])
         raise LayoutError(
             f"[awq-gemv_fast] {where}: {offsets[row, group]} over the scale {scales[row, group]} of output {row}, group {group} "
-            "is no zero point"
+            "is no zero point; wanted at most 32,767 times the scale"
         )
     return z.astype(np.int16)

@@ -221,9 +221,15 @@ class CompressedTensors(Layout):
         word, fmt = args.get("format"), described.format
         fitting = INTEGER if fmt.family == "integer" else (WORDS.get(fmt.name), "naive-quantized")
         if word not in (None, "mixed-precision", *fitting):
-            raise LayoutError(f"[{self.name}] {name or 'weight'} is {fmt} by its tensors, and the config's format is {word}")
+            words = ", ".join(str(w) for w in fitting if w)
+            raise LayoutError(
+                f"[{self.name}] {name or 'weight'} is {fmt} by its tensors, and the config's format is {word}; wanted {words}"
+            )
         if "weight_global_scale" in tensors and not fmt.global_op:
-            raise LayoutError(f"[{self.name}] {label(name, 'weight_global_scale')} is there, and {fmt} has no global scale")
+            raise LayoutError(
+                f"[{self.name}] {label(name, 'weight_global_scale')} is there, and {fmt} has no global scale; wanted "
+                "nvfp4, or no such tensor"
+            )
         stated = tensors.get("weight_shape")
         sizes = stated.reshape(-1).tolist() if isinstance(stated, np.ndarray) else list(described.shape)
         if sizes != list(described.shape):

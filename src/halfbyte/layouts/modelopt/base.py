@@ -187,13 +187,19 @@ class ModelOpt(Layout):
         kind = next((c for c in KINDS if c.recognises(tensors)), None)
         have = ", ".join(f"{s} {t.dtype.name}" for s, t in sorted(tensors.items()))
         if kind is None:
-            raise LayoutError(f"[modelopt] {name or 'weight'}: {have or 'no tensors'} is no kind of weight that ModelOpt stores")
+            raise LayoutError(
+                f"[modelopt] {name or 'weight'}: {have or 'no tensors'} is no kind of weight that ModelOpt stores; stored: "
+                + ", ".join(dict.fromkeys(c.algos[0] for c in KINDS))
+            )
         reject_extra("modelopt", tensors, kind.suffixes, name, kind.algos[0])
         algo = str(config.get("quant_algo") or "").upper()
         if algo == "NVFP4_SVD" and not isinstance(kind, NVFP4SVD):
             require("modelopt", tensors, LOW_RANK[0], name)
         if algo and algo != "MIXED_PRECISION" and not any(a in algo for a in kind.algos):
-            raise LayoutError(f"[modelopt] {name or 'weight'}: quant_algo {algo}, but the tensors ({have}) are {kind.algos[0]}")
+            raise LayoutError(
+                f"[modelopt] {name or 'weight'}: quant_algo {algo}, but the tensors ({have}) are {kind.algos[0]}; wanted "
+                f"one of {', '.join(kind.algos)}"
+            )
         return kind
 
     def _holder(self, q: QTensor) -> Kind:

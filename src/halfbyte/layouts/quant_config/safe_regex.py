@@ -187,7 +187,9 @@ class _Parser:
         return branch.sequences[0] if len(branch.sequences) == 1 else (branch,)
 
     def _malformed(self, why: str) -> NoReturn:
-        raise CheckpointError(f"[config] pattern {self.pattern[:60]!r} is not a regular expression: {why} at {self.at}")
+        raise CheckpointError(
+            f"[config] pattern {self.pattern[:60]!r} is not a regular expression: {why} at {self.at}; wanted one of `re`"
+        )
 
     def _unread(self, what: str) -> NoReturn:
         raise CheckpointError(f"[config] pattern {self.pattern[:60]!r} has {what}; patterns without one are read")
@@ -209,7 +211,9 @@ class _Parser:
 
     def _alternatives(self, fold: bool, depth: int) -> Branch:
         if depth > MAX_DEPTH:
-            raise CheckpointError(f"[config] pattern {self.pattern[:60]!r} has groups more than {MAX_DEPTH} deep")
+            raise CheckpointError(
+                f"[config] pattern {self.pattern[:60]!r} has groups more than {MAX_DEPTH} deep; read up to that"
+            )
         sequences = [self._sequence(fold, depth)]
         while self._take("|"):
             sequences.append(self._sequence(fold, depth))
