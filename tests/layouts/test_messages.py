@@ -12,7 +12,8 @@ import halfbyte
 
 ROOT = Path(halfbyte.__file__).parent
 WAY_ON = re.compile(
-    r"; |\. [A-Z]|wanted|allowed|must|read: |needs|takes|up to|at least|at most|is missing|holds|reach(es)? |cannot be written|want "
+    r"; |\. [A-Z]|wanted|allowed|must|read: |needs|takes|up to|at least|at most|is missing|holds|reach(es)? "
+    r"|cannot be written|want "
 )
 
 

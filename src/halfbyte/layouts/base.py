@@ -245,7 +245,8 @@ def reject_extra(layout: str, tensors: Mapping[str, Any], wanted: Collection[str
     extra = sorted(set(tensors) - set(wanted))
     if extra:
         raise LayoutError(
-            f"[{layout}] {label(name, extra[0])} is there, but {what} has {', '.join(wanted)} and nothing else; without it the file is read"
+            f"[{layout}] {label(name, extra[0])} is there, but {what} has {', '.join(wanted)} and nothing else; "
+            "without it the file is read"
         )
 
 
