@@ -134,8 +134,6 @@ class ModelOpt(Layout):
         "input_scale": "scale of the activations", "output_scale": "scale of the outputs",
         "k_scale": "scale of the key cache", "v_scale": "scale of the value cache",
         "k_proj.k_scale": "scale of the key cache", "v_proj.v_scale": "scale of the value cache",
-        "k_bias": "zero point of the key cache", "v_bias": "zero point of the value cache",
-        "k_proj.k_bias": "zero point of the key cache", "v_proj.v_bias": "zero point of the value cache",
     }  # fmt: skip
 
     def matches(self, suffixes: Collection[str]) -> bool:
