@@ -22,7 +22,7 @@ before its compression. compressed-tensors 0.14 is the last that writes 2:4 spar
 
 What is read is also converted (`convert --to halfbyte`, then `verify`) and loaded (`load_model`,
 its logits against those of the dense model with the decoded values); a cell says so where one of
-the two is refused. Of six ModelOpt files the comparison has no dense model: their
+the two is refused. Of seven ModelOpt files the comparison has no dense model: their
 `pre_quant_scale` multiplies the inputs, which `dequantize` refuses and `load_model` does. ONNX
 files are converted and not loaded: `load_model` reads no ONNX graphs. What ModelOpt rounds by GPU
 kernels while it calibrates, its own tensor class rounds on the CPU here. Its configs of caches go
