@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from halfbyte.transformers import serve_requests
+from halfbyte.transformers import serve, serve_requests
 from halfbyte.transformers.serve_requests import COMPLETIONS, TOKEN_LENGTH, RequestCheck, RequestError
 
 ASKED = json.dumps({"prompt": "a"}).encode()
@@ -165,3 +165,15 @@ def test_a_prompt_and_its_answer_fit_the_context(characters, wanted, message):
         assert caught.value.code == "context_length_exceeded"
     # Longer texts than any of so many tokens are refused without being tokenized.
     assert [len(text) for text in counted] == ([characters] if characters <= 8 * TOKEN_LENGTH else [])
+
+
+def test_a_model_is_called_what_its_path_is_called(tmp_path, monkeypatch):
+    (tmp_path / "blob").mkdir()
+    (tmp_path / "model").symlink_to("blob")
+    monkeypatch.chdir(tmp_path / "blob")
+    assert [serve.served_name(p) for p in (tmp_path / "model", ".", "../model/", "x.gguf")] == [
+        "model",
+        "blob",
+        "model",
+        "x.gguf",
+    ]

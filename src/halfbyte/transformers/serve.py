@@ -6,13 +6,14 @@
 
 Endpoints, streaming, sampling options and tool calls are transformers' (`transformers serve`); the
 model comes from here, and `serve_requests` checks what is let through. Needs `pip install
-'transformers[serving]'`.
+'halfbyte[serve]'`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,13 @@ PACKAGES = ("fastapi", "openai", "pydantic", "uvicorn")
 """What transformers' serving modules use without a word when they are imported, and miss when they
 are called.
 """
+
+
+def served_name(path: str | os.PathLike[str]) -> str:
+    """What requests call a model: the last part of the path as it was given. A link keeps its own
+    name; in a hub's cache it leads to a file that is named by a hash.
+    """
+    return Path(os.path.abspath(path)).name
 
 
 def server(
@@ -58,7 +66,7 @@ def server(
     """
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise UnsupportedError(
-            f"[serve] transformers' server needs {', '.join(missing)}, not installed here; pip install 'transformers[serving]'"
+            f"[serve] transformers' server needs {', '.join(missing)}, not installed here; pip install 'halfbyte[serve]'"
         )
     try:
         from transformers.cli.serving.chat_completion import ChatCompletionHandler
@@ -69,7 +77,7 @@ def server(
         from transformers.cli.serving.transcription import TranscriptionHandler
     except ImportError as error:
         raise UnsupportedError(
-            f"[serve] {error.name or error} is missing, which transformers' server needs; pip install 'transformers[serving]'"
+            f"[serve] {error.name or error} is missing, which transformers' server needs; pip install 'halfbyte[serve]'"
         ) from error
     model, tokenizer = load_model(path, **options)
     if tokenizer is None:
@@ -81,7 +89,7 @@ def server(
         if end is not None and model.generation_config is not None:
             model.generation_config.eos_token_id = sorted({end, *end_tokens(model, tokenizer)})
     _limit_template(tokenizer)
-    manager = _manager(model, tokenizer, name or Path(path).resolve().name)
+    manager = _manager(model, tokenizer, name or served_name(path))
     state = _generation_state(batching)
     app = build_server(
         manager,
