@@ -141,6 +141,7 @@ BAD_REQUESTS = [
     ("chat/completions", {}, 400, "messages is missing or empty", "messages"),
     ("chat/completions", {"messages": []}, 400, "messages is missing or empty", "messages"),
     ("chat/completions", {"messages": [{"content": "x"}]}, 400, "messages[0] has no role", "messages[0]"),
+    ("chat/completions", {"messages": [{"role": "cook", "content": "x"}]}, 400, 'role = "cook"; allowed', "messages[0]"),
     ("chat/completions", {"messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content", "messages[0].content"),
     ("completions", {"prompt": ""}, 400, "prompt is missing or empty", "prompt"),
     ("completions", {"prompt": "<tok7>", "no_such_field": 1}, 400, "no_such_field", None),

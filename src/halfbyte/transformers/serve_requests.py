@@ -279,7 +279,9 @@ def _named(tool: dict[str, Any]) -> bool:
 def _message(message: Any, where: str) -> str:
     """The text of one message."""
     if not isinstance(message, dict) or message.get("role") not in ROLES:
-        raise RequestError(f"{where} has no role; allowed: {', '.join(ROLES)}", where)
+        role = message.get("role") if isinstance(message, dict) else None
+        given = f"{where}.role = {json.dumps(role)[:80]}" if role is not None else f"{where} has no role"
+        raise RequestError(f"{given}; allowed: {', '.join(ROLES)}", where)
     content = message.get("content")
     if content is None and message["role"] == "assistant":
         return ""
