@@ -143,7 +143,13 @@ def test_unequal_tensor_scales_of_fused_projections_are_wrong_and_equal_ones_fin
     assert found[0].key == "", "the verdict of the whole comes first"
     assert [p.key for p in found if p.key] == [f"{AT}self_attn.{n}" for n in ("k_proj", "q_proj", "v_proj")]
     assert {p.verdict for p in found} == {"wrong"}
-    assert verdict(nvfp4(tmp_path, 500.0, 500.0, 500.0), "vllm==0.32")[0] == "fine"
+    path = nvfp4(tmp_path, 500.0, 500.0, 500.0)
+    assert verdict(path, "vllm==0.32")[0] == "fine"
+    assert verdict(path, "transformers")[0] == "wrong", "it wants quantization_status"
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"]["quantization_status"] = "compressed"
+    (path / "config.json").write_text(json.dumps(config))
+    assert verdict(path, "transformers")[0] == "fine"
 
 
 @pytest.mark.parametrize(("codec", "refused"), [("nvfp4", False), ("mxfp8_e4m3", False), ("mxfp4", True), ("int4:g32", True)])
