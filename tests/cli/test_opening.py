@@ -16,7 +16,20 @@ from halfbyte.cli.app import COMMANDS
 from halfbyte.errors import CheckpointError
 from support.safetensors_bytes import MLX, A, mlx_weight, under, write
 
-OPENING = ("inspect", "dequantize", "convert", "quantize", "imatrix", "verify", "generate", "chat", "serve", "eval", "plan")
+OPENING = (
+    "inspect",
+    "dequantize",
+    "convert",
+    "quantize",
+    "sample",
+    "imatrix",
+    "verify",
+    "generate",
+    "chat",
+    "serve",
+    "eval",
+    "plan",
+)
 
 
 @pytest.mark.parametrize("command", OPENING)

@@ -102,6 +102,7 @@ def commands(path: Path, work: Path) -> dict[str, tuple[object, ...]]:
         "plan": ("plan", path),
         "eval": ("eval", path, "--text", text, "--context", 16, "--chunks", 1),
         "generate": ("generate", path, "-p", "<tok7>", "--max-tokens", 2),
+        "sample": ("sample", path, work / "own.txt", "--sequences", 1, "--tokens", 2),
         "serve": ("serve", path),
     }
 
@@ -112,7 +113,7 @@ REFUSALS = (("dequantize", INPUTS), ("quantize", "no weight to quantize"), ("qua
 dense weight, a file may have no matrix, and integers hold no infinity. `inspect` and `verify` take
 a projector, and say so.
 """
-RUN = ("plan", "eval", "generate", "serve")
+RUN = ("plan", "eval", "generate", "sample", "serve")
 """Commands that need a whole model."""
 SERVER = importlib.util.find_spec("fastapi") is not None and importlib.util.find_spec("uvicorn") is not None
 """Without it `serve` says what to install, once the checkpoint is read."""

@@ -23,8 +23,8 @@ from .terminal import survive_any_output
 from .waiting import let_threads_sleep
 
 COMMANDS = (
-    "inspect", "dequantize", "convert", "quantize", "imatrix", "verify", "generate", "chat", "serve", "eval", "plan", "bench",
-    "tune", "backends", "selftest", "doctor",
+    "inspect", "dequantize", "convert", "quantize", "sample", "imatrix", "verify", "generate", "chat", "serve", "eval", "plan",
+    "bench", "tune", "backends", "selftest", "doctor",
 )  # fmt: skip
 """Modules of this package; each holds a function of the module's name."""
 

@@ -1,15 +1,18 @@
 """What computes a model: `--engine`, the native decoder, which needs no torch, or transformers; and
-`--activations`.
+`--activations`. `text_model` loads a model and its tokenizer for one of them.
 """
 
 from __future__ import annotations
 
+import time
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from ..errors import UnsupportedError
+from .opening import config_of, open_with
 
 if TYPE_CHECKING:
     from ..checkpoints import Checkpoint
@@ -70,3 +73,70 @@ def native_engine(
     if engine is Engine.native:
         raise UnsupportedError(f"[{command}] --engine native: {why}; use --engine transformers")
     return None
+
+
+class TextModel(NamedTuple):
+    """A loaded model that continues text.
+
+    size     its weights and bytes
+    engine   "native" or "transformers"
+    ready_s  seconds of loading, without imports
+    """
+
+    path: Path
+    model: Any
+    tokenizer: Any
+    size: Any
+    engine: str
+    ready_s: float
+
+
+def text_model(
+    path: Path,
+    command: str,
+    engine: Engine,
+    *,
+    activations: str,
+    backend: str | None,
+    device: str,
+    dtype: str | None = None,
+    prompts: int = 1,
+    config: list[str] | None = None,
+    allow_unknown: list[str] | None = None,
+) -> TextModel:
+    """Load the model of a checkpoint and its tokenizer.
+
+    Raises UnsupportedError for a checkpoint without the config.json or the tokenizer of a model,
+    and as `native_engine`; CheckpointError for a damaged or incomplete file.
+    """
+    # A damaged or incomplete file is reported at once, before torch and transformers are imported.
+    with open_with(path, config, allow_unknown) as checkpoint:
+        if checkpoint.format != "gguf" and "model_type" not in checkpoint.config:
+            raise UnsupportedError(
+                f"[{command}] {path} is a {checkpoint.format} checkpoint without the config.json of a model; text needs one. "
+                "Its weights can be looked into with halfbyte inspect and made dense with halfbyte dequantize"
+            )
+        path = checkpoint.path
+        start = time.perf_counter()
+        native = native_engine(
+            checkpoint, command, engine,
+            activations=activations, backend=backend, device=device, dtype=dtype, prompts=prompts,
+        )  # fmt: skip
+        if native is not None:
+            from ..generation.native_tokenizer import NativeTokenizer
+
+            # The tokenizer first: making it takes, for a moment, as much memory as a small model.
+            tokenizer: Any = NativeTokenizer(checkpoint)
+            model: Any = native.model()
+            return TextModel(path, model, tokenizer, model.size, "native", time.perf_counter() - start)
+    from ..transformers import import_model_code, load_model, model_size
+
+    import_model_code(path, config_of(config))
+    start = time.perf_counter()
+    model, tokenizer = load_model(
+        path, activations=activations, backend=backend, device=device, dtype=dtype, config=config_of(config),
+        allow_unknown=allow_unknown or (),
+    )  # fmt: skip
+    if tokenizer is None:
+        raise UnsupportedError(f"[{command}] {path} has no tokenizer; put its tokenizer.json beside the weights")
+    return TextModel(path, model, tokenizer, model_size(model), "transformers", time.perf_counter() - start)

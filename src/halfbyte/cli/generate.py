@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +10,8 @@ import typer
 
 from ..errors import UnsupportedError
 from .drawing import MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
-from .engine import ActivationsOption, Engine, EngineOption, native_engine
-from .opening import AllowUnknown, ConfigOption, config_of, open_with
+from .engine import ActivationsOption, Engine, EngineOption, text_model
+from .opening import AllowUnknown, ConfigOption
 from .terminal import human_bytes, human_count, print_json, printable
 
 
@@ -41,48 +40,17 @@ def generate(
     """Continue a text, or several at once. The weights stay packed; text goes to standard output,
     summaries to standard error.
     """
-    # A damaged or incomplete file is reported at once, before torch and transformers are imported.
-    with open_with(path, config, allow_unknown) as checkpoint:
-        if checkpoint.format != "gguf" and "model_type" not in checkpoint.config:
-            raise UnsupportedError(
-                f"[generate] {path} is a {checkpoint.format} checkpoint without the config.json of a model; text needs one. "
-                "Its weights can be looked into with halfbyte inspect and made dense with halfbyte dequantize"
-            )
-        from ..generation.single import Sampling
+    from ..generation.single import Generation, Sampling
 
-        sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
-        path = checkpoint.path
-        texts = [sys.stdin.read() if p == "-" else p for p in prompt]
-        if len(texts) > 1 and stop:
-            raise UnsupportedError("[generate] --stop with several prompts; give one prompt a run")
-        start = time.perf_counter()
-        native = native_engine(
-            checkpoint, "generate", engine,
-            activations=activations, backend=backend, device=device, dtype=dtype, prompts=len(texts),
-        )  # fmt: skip
-        if native is not None:
-            from ..generation.native_tokenizer import NativeTokenizer
-
-            # The tokenizer first: making it takes, for a moment, as much memory as a small model.
-            tokenizer: Any = NativeTokenizer(checkpoint)
-            model: Any = native.model()
-            size: Any = model.size
-    from ..generation.single import Generation
-
-    facts = {"path": str(path), "activations": activations, "engine": "transformers" if native is None else "native"}
-    if native is None:
-        from ..transformers import import_model_code, load_model, model_size
-
-        import_model_code(path, config_of(config))
-        start = time.perf_counter()
-        model, tokenizer = load_model(
-            path, activations=activations, backend=backend, device=device, dtype=dtype, config=config_of(config),
-            allow_unknown=allow_unknown or (),
-        )  # fmt: skip
-        if tokenizer is None:
-            raise UnsupportedError(f"[generate] {path} has no tokenizer; put its tokenizer.json beside the weights")
-        size = model_size(model)
-    ready_s = time.perf_counter() - start
+    sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
+    if len(prompt) > 1 and stop:
+        raise UnsupportedError("[generate] --stop with several prompts; give one prompt a run")
+    path, model, tokenizer, size, computed, ready_s = text_model(
+        path, "generate", engine, activations=activations, backend=backend, device=device, dtype=dtype, prompts=len(prompt),
+        config=config, allow_unknown=allow_unknown,
+    )  # fmt: skip
+    facts = {"path": str(path), "activations": activations, "engine": computed}
+    texts = [sys.stdin.read() if p == "-" else p for p in prompt]
     if len(texts) > 1:
         from ..generation.batch import BatchGeneration
 
