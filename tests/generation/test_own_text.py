@@ -13,7 +13,7 @@ from halfbyte.cli import main
 from halfbyte.generation.native_model import native_model
 from halfbyte.generation.native_tokenizer import NativeTokenizer
 from halfbyte.generation.own_text import own_text, start_tokens
-from halfbyte.generation.single import GenerationError, Sampling, choose, context_of, end_tokens
+from halfbyte.generation.single import GenerationError, Sampling, choose, end_tokens
 from support.cpu_weights import needs_native
 from support.gguf_models import dense_model, write
 from support.gguf_writer import Q8_0
@@ -73,7 +73,7 @@ def test_a_text_begins_with_the_vocabularys_first_token_or_after_its_last(loaded
 
 
 def test_a_sequence_fits_the_context(loaded):
-    most = context_of(loaded[0])
+    most = loaded[0].context
     for tokens in (1, most + 1):
         with pytest.raises(GenerationError, match=f"sequences of {tokens} tokens; 2 to {most} are allowed"):
             next(own_text(*loaded, sequences=1, tokens=tokens))

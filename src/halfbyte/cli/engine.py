@@ -101,7 +101,7 @@ def text_model(
     device: str,
     dtype: str | None = None,
     prompts: int = 1,
-    config: list[str] | None = None,
+    config: str | None = None,
     allow_unknown: list[str] | None = None,
 ) -> TextModel:
     """Load the model of a checkpoint and its tokenizer.

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .single import Generation, GenerationError, Sampling, context_of, end_tokens
+from .single import Generation, GenerationError, Sampling, end_tokens, runner_of
 
 
 def start_tokens(model: Any, tokenizer: Any) -> list[int]:
@@ -25,16 +25,17 @@ def start_tokens(model: Any, tokenizer: Any) -> list[int]:
 
 
 def own_text(model: Any, tokenizer: Any, *, sequences: int, tokens: int, seed: int = 0) -> Iterator[str]:
-    """`sequences` texts of `tokens` tokens, the first one included, each drawn at temperature 1 with
-    seeds of its own. A text that the model ends earlier is followed by another, until the sequence
-    is full.
+    """`sequences` texts of `tokens` tokens, the first one included, each drawn at temperature 1
+    with seeds of its own. A text that the model ends earlier is followed by another, until the
+    sequence is full.
 
     model, tokenizer  as for `Generation`; GenerationError as there, and where a sequence is longer
                       than the model's context
     """
     start = start_tokens(model, tokenizer)
-    if not len(start) < tokens <= context_of(model):
-        raise GenerationError(f"[sample] sequences of {tokens} tokens; {len(start) + 1} to {context_of(model)} are allowed")
+    most = runner_of(model).context
+    if not len(start) < tokens <= most:
+        raise GenerationError(f"[sample] sequences of {tokens} tokens; {len(start) + 1} to {most} are allowed")
     ends = end_tokens(model, tokenizer)
     for index in range(sequences):
         parts: list[str] = []
