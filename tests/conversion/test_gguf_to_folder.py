@@ -152,7 +152,7 @@ def test_the_classes_are_those_of_transformers():
     """An encoder's class is the base model; T5's encoder has one of its own."""
     answers = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     names = {
-        "text": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "text": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | {"smallthinker": "SmallThinkerForCausalLM"},  # halfbyte's own
         "encoder": MODEL_MAPPING_NAMES | {"t5": "T5EncoderModel"},
         "encoder-decoder": answers,
     }

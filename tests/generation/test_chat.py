@@ -394,11 +394,11 @@ def test_a_server_without_its_packages_says_so(folder, monkeypatch):
 
     found = {"fastapi", "pydantic", "uvicorn"}
     monkeypatch.setattr(serving.importlib.util, "find_spec", lambda name: name in found or None)
-    with pytest.raises(UnsupportedError, match=r"needs openai, not installed here; pip install 'transformers\[serving\]'"):
+    with pytest.raises(UnsupportedError, match=r"needs openai, not installed here; pip install 'halfbyte\[serve\]'"):
         serving.server(folder)
     found.add("openai")
     monkeypatch.setitem(sys.modules, "transformers.cli.serving.server", None)
-    with pytest.raises(UnsupportedError, match=r"is missing, .* pip install 'transformers\[serving\]'"):
+    with pytest.raises(UnsupportedError, match=r"is missing, .* pip install 'halfbyte\[serve\]'"):
         serving.server(folder)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints import Checkpoint
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.io.journal import WriteError, make_folder
 from ..checkpoints.io.output_path import check_output_path
 from ..checkpoints.ledger import ACTIVATION_SCALES
@@ -78,7 +79,8 @@ def convert_checkpoint(
     else:
         check_suffix(Path(out).expanduser(), goal)
         checkpoint = as_gguf(checkpoint) if goal.layout == "gguf" else as_model(checkpoint, goal.layout)
-        if goal.layout == "mlx" and not isinstance(checkpoint, ModelView):  # which stacks them itself
+        # A ModelView stacks experts itself, and a GGUF that is no model keeps its names.
+        if goal.layout == "mlx" and not isinstance(checkpoint, ModelView | GGUFCheckpoint):
             checkpoint = MLXExperts(checkpoint)
     return write_checkpoint(
         checkpoint, Path(out).expanduser(), goal,

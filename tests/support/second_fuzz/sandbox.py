@@ -18,8 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import typer
-
 from halfbyte.errors import HalfbyteError
 
 CPU_LIMIT_S = 5.0
@@ -45,9 +43,6 @@ def import_library() -> None:
         for module in pkgutil.walk_packages(root.__path__, root.__name__ + "."):
             with contextlib.suppress(ImportError):
                 importlib.import_module(module.name)
-    # typer builds the tree of commands at each call, which takes longer than most of the commands.
-    application = importlib.import_module("halfbyte.cli.app")
-    application.app = typer.main.get_command(application.app)
 
 
 @dataclass(frozen=True)

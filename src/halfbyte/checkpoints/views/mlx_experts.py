@@ -2,6 +2,7 @@
 
     …mlp.experts.0.gate_proj, …experts.1.gate_proj, …   ->  …mlp.switch_mlp.gate_proj (e, n, k)
     …block_sparse_moe.experts.0.w1, …                   ->  …block_sparse_moe.switch_mlp.gate_proj
+    …mlp.experts.0.gate_proj, … of gpt-oss              ->  …mlp.experts.gate_proj
 
 Codes and scales are placed one after another; no bit changes. Experts that differ in format or
 shape, and those whose groups run over the flattened matrix, stay single.
@@ -71,12 +72,13 @@ class MLXExperts(View):
 def _stacks(source: Checkpoint) -> Mapping[str, tuple[str, ...]]:
     """Name of a stack -> the keys of its matrices, in the order of the experts."""
     found: dict[str, dict[int, TensorInfo]] = {}
+    stack_module = "experts" if source.config.get("model_type") == "gpt_oss" else "switch_mlp"
     for info in source.infos():
         name = expert_names.parse(info.key)
         if name is not None and name.expert is not None:
             leaf = f".{name.leaf}" if name.leaf else ""
             parent = name.module.removesuffix(".experts")
-            found.setdefault(f"{parent}.switch_mlp.{name.projection}{leaf}", {})[name.expert] = info
+            found.setdefault(f"{parent}.{stack_module}.{name.projection}{leaf}", {})[name.expert] = info
     return {
         name: tuple(experts[e].key for e in range(len(experts)))
         for name, experts in found.items()
