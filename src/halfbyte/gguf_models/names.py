@@ -93,7 +93,8 @@ _CLASSES = {
     "gemma3_text": "Gemma3ForCausalLM", "gpt2": "GPT2LMHeadModel",
     "gpt_neox": "GPTNeoXForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM", "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
-    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "smallthinker": "SmallThinkerForCausalLM", "smollm3": "SmolLM3ForCausalLM", "stablelm": "StableLmForCausalLM",
+    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "smallthinker": "SmallThinkerForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM", "stablelm": "StableLmForCausalLM",
 }  # fmt: skip
 """Classes whose names do not follow from the model type."""
 _ENCODERS = {
