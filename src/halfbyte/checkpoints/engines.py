@@ -168,9 +168,9 @@ def _floats(f: Facts) -> bool:
 
 
 def _other_integers(f: Facts) -> bool:
-    """A packed integer of other than 4 bits; not `int-quantized`, whose codes are whole bytes."""
-    words = [str(f.config.get("format")), *(str(g.get("format")) for g in _groups(f.config))]
-    return f.bits not in (0, 4) and not _floats(f) and "int-quantized" not in words
+    """A packed integer of other than 4 bits; codes that are whole bytes have kernels of their own."""
+    words = {str(f.config.get("format")), *(str(g.get("format")) for g in _groups(f.config))}
+    return f.bits not in (0, 4) and not _floats(f) and not words & {"int-quantized", "naive-quantized"}
 
 
 def _fp8_blocks(f: Facts) -> bool:
