@@ -116,7 +116,7 @@ VLLM = [("int4:g64", "gptq"), ("uint4:g64", "awq"), ("int4:g64", "compressed-ten
 
 
 def multiply_as_vllm_packs(input: Any, q_weight: Any, scales: Any, zeros: Any, bias: Any, pack_factor: int, isa_hint: str) -> Any:
-    """The product of vLLM's kernel `cpu_gemm_wna16`, which its build for CPUs without AVX-512 lacks.
+    """The product of vLLM's kernel `cpu_gemm_wna16`, which its build for AVX2 lacks.
 
     q_weight  words of eight 4-bit codes, [outputs / 16, inputs, 2]: 16 outputs lie together
     scales    [groups, outputs]; zeros: words of eight along the outputs, None for 8 everywhere
