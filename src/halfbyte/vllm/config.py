@@ -3,8 +3,9 @@
 A checkpoint that this vLLM reads by itself on this device is left to it. Taken over are those whose
 method vLLM has no class for (bitsandbytes, HQQ, MLX, halfbyte's own), whose configuration its class
 refuses (GPTQ with activation order, 2, 3 or asymmetric 4 bits), and those that no kernel of vLLM
-runs on a CPU (MXFP4, NVFP4, packed integers of other than 4 bits, experts in GPTQ and AWQ; without
-AVX-512 all packed integers, without AMX FP8 in blocks).
+runs on a CPU (MXFP4, MXFP8, NVFP4, FP8 of compressed-tensors with dense activations, packed
+integers of other than 4 bits, experts in GPTQ and AWQ; without AVX-512 all packed integers, without
+AMX FP8 in blocks).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _cpu_refusal(method: str, settings: Mapping[str, Any], hf_config: Any) -> st
     weights = [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
     stated = [settings.get("quant_algo"), settings.get("format"), *(group.get("format") for group in groups)]
     kinds = f"{method} {' '.join(map(str, stated))}".lower()
-    for kind in ("mxfp4", "nvfp4"):
+    for kind in ("mxfp4", "mxfp8", "nvfp4"):
         if kind in kinds:
             return f"no {kind.upper()} kernel for CPUs"
     if method in ("gptq", "awq") or "pack-quantized" in kinds:
@@ -54,6 +55,8 @@ def _cpu_refusal(method: str, settings: Mapping[str, Any], hf_config: Any) -> st
         integers = [settings.get("bits", 4), *(w.get("num_bits", 4) for w in weights if w.get("type", "int") == "int")]
         if any(bits != 4 for bits in integers):
             return "the kernel for CPUs multiplies packed integers of 4 bits, no others"
+    if any(_is_fp8(group) and not group.get("input_activations") for group in groups):
+        return "no kernel on CPUs for FP8 weights with activations that are not FP8"
     blocks = [settings.get("weight_block_size"), *(w.get("block_structure") for w in weights)]
     if any(block is not None and not _has_fp8_kernel(block) for block in blocks):
         return "no kernel for FP8 in these blocks on this CPU"
@@ -61,6 +64,12 @@ def _cpu_refusal(method: str, settings: Mapping[str, Any], hf_config: Any) -> st
     if method in ("gptq", "awq") and any(experts):
         return "no kernel for packed experts on CPUs"
     return None
+
+
+def _is_fp8(group: Mapping[str, Any]) -> bool:
+    """Whether a group of compressed-tensors' `config_groups` has weights in FP8."""
+    weights = group.get("weights")
+    return isinstance(weights, dict) and weights.get("type") == "float" and weights.get("num_bits") == 8
 
 
 def _has_integer_kernel() -> bool:
