@@ -33,11 +33,11 @@ def loaded(path):
         return native_model(checkpoint), NativeTokenizer(checkpoint)
 
 
-def drawn(model, tokenizer, seed: int) -> str:
+def drawn(model, tokenizer, seed: int, index: int) -> str:
     """One sequence by the model's logits and `choose` alone: after an end token, another text."""
     start, ends, parts, left, attempt = start_tokens(model, tokenizer), end_tokens(model, tokenizer), [], TOKENS - 1, 0
     while left:
-        random, session, ids = np.random.default_rng(seed * TOKENS + attempt), model.session(), []
+        random, session, ids = np.random.default_rng((seed << 64) + index * TOKENS + attempt), model.session(), []
         logits = session(start)
         while left:
             ids.append(choose(logits, Sampling(temperature=1.0), random))
@@ -52,8 +52,9 @@ def drawn(model, tokenizer, seed: int) -> str:
 
 def test_each_sequence_is_drawn_at_temperature_1_with_its_own_seed(loaded):
     texts = list(own_text(*loaded, sequences=SEQUENCES, tokens=TOKENS, seed=5))
-    assert texts == [drawn(*loaded, 5 + i) for i in range(SEQUENCES)]
-    assert len(set(texts)) == SEQUENCES
+    assert texts == [drawn(*loaded, 5, i) for i in range(SEQUENCES)]
+    others = list(own_text(*loaded, sequences=SEQUENCES, tokens=TOKENS, seed=6))
+    assert len({*texts, *others}) == 2 * SEQUENCES
 
 
 def test_a_text_begins_with_the_vocabularys_first_token_or_after_its_last(loaded):

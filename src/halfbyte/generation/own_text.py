@@ -26,8 +26,8 @@ def start_tokens(model: Any, tokenizer: Any) -> list[int]:
 
 def own_text(model: Any, tokenizer: Any, *, sequences: int, tokens: int, seed: int = 0) -> Iterator[str]:
     """`sequences` texts of `tokens` tokens, the first one included, each drawn at temperature 1
-    with seeds of its own. A text that the model ends earlier is followed by another, until the
-    sequence is full.
+    with seeds of its own: two values of `seed` have none in common. A text that the model ends
+    earlier is followed by another, until the sequence is full.
 
     model, tokenizer  as for `Generation`; GenerationError as there, and where a sequence is longer
                       than the model's context
@@ -41,7 +41,7 @@ def own_text(model: Any, tokenizer: Any, *, sequences: int, tokens: int, seed: i
         parts: list[str] = []
         left, attempt = tokens - len(start), 0
         while left > 0:
-            sampling = Sampling(temperature=1.0, seed=(seed + index) * tokens + attempt)
+            sampling = Sampling(temperature=1.0, seed=(seed << 64) + index * tokens + attempt)
             generation = Generation(model, tokenizer, start, max_tokens=left, sampling=sampling, stop_ids=ends)
             parts.append("".join(piece.text for piece in generation))
             left -= len(generation.tokens)
