@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -12,9 +14,11 @@ import pytest
 
 import halfbyte as hb
 from halfbyte.checkpoints import engines
+from halfbyte.checkpoints.base import TensorInfo
 from halfbyte.checkpoints.engines import ENGINES, OBSERVED, READS, RULES, TARGETS, VERDICTS, parse_engine, predictions
 from halfbyte.cli import main
 from halfbyte.errors import CheckpointError
+from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS, layout_aliases
 from support.conversion_models import write_llama
 from support.gguf_writer import F32, GGUF, Q8_0, Tensor
@@ -315,6 +319,77 @@ def test_mlx_lm_and_what_it_does_not_read_of_config_json(tmp_path):
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
     assert [found(model_type=t, rope_parameters=yarn, rope_theta=1e4) for t in ("llama", "qwen3")] == ["wrong", "fine"]
     assert found(model_type="llama", rope_parameters=yarn, rope_theta=1e4, rope_scaling=yarn) == "fine"
+
+
+class Stub:
+    """What `predictions` reads of a checkpoint, with one weight."""
+
+    path, remote = Path("m"), None
+
+    def __init__(self, kind: str, key: str = "m", bits: str = "", metadata: dict | None = None, **config: object) -> None:
+        self.format, self.metadata, self.config = kind, metadata or {}, {}
+        self.scheme = SimpleNamespace(raw=config)
+        self.weight = TensorInfo(key, "quantized", "", format_named(bits) if bits else None, (64, 64), "", 0, ())
+
+    def infos(self) -> list[TensorInfo]:
+        return [self.weight]
+
+
+ONE = "layers.0.mlp.experts.0.up_proj"
+BY_NAME = [
+    ("vllm==0.27", ("bitsandbytes",), "no bitsandbytes reader"), ("vllm==0.26", ("bitsandbytes",), ""),
+    ("vllm==0.24", ("hqq",), "no HQQ reader"), ("vllm==0.23", ("hqq",), ""),
+    ("vllm==0.19.1", ("compressed-tensors", {"format": "sparse-24-bitmask"}), "2:4 sparse"),
+    ("vllm==0.19", ("compressed-tensors", {"format": "sparse-24-bitmask"}), ""),
+    ("sglang", ("compressed-tensors", {"format": "marlin-24"}), "2:4 sparse"),
+    ("sglang", ("compressed-tensors", {"format": "pack-quantized"}), ""),
+    ("vllm", ("fp8",), "no activation_scheme"), ("vllm", ("fp8", {"activation_scheme": "dynamic"}), ""),
+    ("vllm-cpu", ("modelopt", {"bits": "nvfp4:g16"}), "no kernel for this format"),
+    ("vllm", ("modelopt", {"bits": "nvfp4:g16"}), ""), ("vllm-cpu", ("modelopt", {"bits": "fp8_e4m3:channel"}), ""),
+    ("vllm-cpu", ("awq", {"key": ONE, "bits": "uint4:g32"}), "no kernel for packed experts"),
+    ("vllm-cpu", ("awq", {"bits": "uint4:g32"}), ""), ("vllm", ("awq", {"key": ONE, "bits": "uint4:g32"}), ""),
+    ("vllm", ("compressed-tensors", {"key": ONE, "bits": "uint4:g32"}), "experts with zero points"),
+    ("vllm", ("compressed-tensors", {"key": ONE, "bits": "int4:g32"}), ""),
+    ("vllm", ("compressed-tensors", {"bits": "uint4:g32"}), ""),
+    ("vllm", ("awq", {"bits": "uint8:g32"}), "AWQ words of 4 bits"), ("gptqmodel", ("awq", {"bits": "uint8:g32"}), "AWQ words"),
+    ("vllm", ("awq", {"bits": "uint4:g32"}), ""), ("gptqmodel", ("awq", {"bits": "uint4:g32"}), ""),
+    ("llama.cpp", ("gguf",), "type is not one"), ("llama.cpp", ("gguf", {"bits": "nvfp4:g16"}), ""),
+    ("mlx", ("mlx", {"bits": "nvfp4:g16"}), "no tensor scale of NVFP4"), ("mlx", ("mlx", {"bits": "affine4:g64"}), ""),
+    ("mlx==0.31", ("awq", {"bits": "uint4:g32"}), "AWQ words are read since"), ("mlx==0.32", ("awq", {"bits": "uint4:g32"}), ""),
+    ("llama.cpp", ("gguf", {"bits": "nvfp4:g16", "metadata": {"general.architecture": "gemma3"}}), "Gemma 3's feed-forward"),
+    ("transformers", ("torchao", {"metadata": {"format": "pt"}}), "no tensor_names"),
+    ("transformers", ("torchao", {"metadata": {"tensor_names": "[]"}}), ""),
+    ("transformers", ("bitsandbytes", {"key": ONE}), "experts are packed one by one"),
+    ("transformers==4.57", ("bitsandbytes", {"key": ONE}), ""), ("transformers", ("bitsandbytes",), ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("engine", "described", "reason"), BY_NAME)
+def test_rules_that_read_one_field(engine, described, reason, monkeypatch):
+    """ "" where no rule applies."""
+    monkeypatch.setattr(engines, "cpu_flags", lambda: frozenset({"avx512f"}))
+    kind, *fields = described
+    found = predictions(Stub(kind, **(fields[0] if fields else {})), engine)
+    assert any((reason or "no known restriction") in p.reason for p in found)
+    assert (found[0].verdict == "fine") == (not reason)
+
+
+def test_a_refused_weight_refuses_the_whole_that_is_wrong_otherwise():
+    """Both are reported, and the first is the file's; a weight that two rules concern is one."""
+    checkpoint = Stub("mlx", key=ONE, bits="nvfp4:g16")
+    checkpoint.config = {"model_type": "qwen2", "rope_parameters": {"rope_theta": 10000.0}}
+    found = predictions(checkpoint, "mlx")
+    assert [(p.key, p.verdict) for p in found] == [("", "refused"), (ONE, "refused"), (ONE, "refused"), ("", "wrong")]
+    assert found[0].reason == "1 weight, see below"
+
+
+@pytest.mark.parametrize(("rows", "want"), [(64, "fine"), (48, "refused")])
+def test_vllms_kernel_for_cpus_wants_multiples_of_32(rows, want, monkeypatch):
+    monkeypatch.setattr(engines, "cpu_flags", lambda: frozenset({"avx512f"}))
+    checkpoint = Stub("awq", bits="uint4:g32")
+    checkpoint.weight = replace(checkpoint.weight, shape=(rows, 64))
+    assert predictions(checkpoint, "vllm-cpu")[0].verdict == want
+    assert predictions(checkpoint, "vllm")[0].verdict == "fine"
 
 
 def test_a_release_in_a_rules_reason_is_the_one_from_which_it_applies():

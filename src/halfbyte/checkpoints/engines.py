@@ -537,17 +537,19 @@ def parse_engine(text: str) -> list[tuple[str, Version, str]]:
 
 
 def predictions(checkpoint: Checkpoint, engine: str) -> list[Prediction]:
-    """One prediction for the whole of each engine, and one for each weight that a rule concerns;
-    refusals first within an engine.
+    """Predictions for the whole of each engine, the first with the verdict, and one for each weight
+    that a rule concerns; refusals first within an engine.
     """
     out: list[Prediction] = []
     for name, version, text in parse_engine(engine):
         found = list(_of(checkpoint, name, version, text))
         found.sort(key=lambda p: (VERDICTS.index(p.verdict), p.key))
-        worst = found[0].verdict if found else FINE
-        if not any(p.key == "" for p in found):
-            reason = f"{len(found):,} weights, see below" if found else "no known restriction concerns it"
-            found.insert(0, Prediction(name, text, "", worst, reason))
+        if not found:
+            found = [Prediction(name, text, "", FINE, "no known restriction concerns it")]
+        elif found[0].key:
+            count = len({p.key for p in found if p.verdict == found[0].verdict})
+            reason = f"{count:,} weight{'s' * (count != 1)}, see below"
+            found.insert(0, Prediction(name, text, "", found[0].verdict, reason))
         out += found
     return out
 
