@@ -43,6 +43,27 @@ MLX = format_named("nvfp4").with_(divisor=2688.0)
 DIVIDED = format_named("nvfp4").with_(global_op="divide")
 
 
+def test_codes_that_are_not_the_nearest_are_not_all_left_in_one_step():
+    """Far positions start between `near` and the next code, in their order; near ones where they are."""
+    start = quantize(np.tile(np.float32([4, -4]), (1, 16)), format_named("int4:g32"))
+    step = float(start.parts["scales"].reshape(()))
+    off = torch.linspace(-1.2, 1.2, 32)
+    w = torch.from_numpy(start.dequantize("float32")) + step * off
+    at = torch.from_numpy(start.dequantize("float32")) / step
+    trained = TrainableWeight(start, w, near=0.2)
+    assert trained.packed() == start
+    moved = (trained.rounding.detach() + w / step - at)[0]
+    inside = (w / step > -8) & (w / step < 7)  # what saturates has another distance
+    off, moved = off[inside[0]], moved[inside[0]]
+    near = off.abs() <= 0.2
+    assert torch.allclose(moved[near], off[near], atol=1e-5)
+    assert (moved.abs() < 0.49).all()
+    for side in (off > 0.2, off < -0.2):
+        assert side.sum() > 3
+        assert (moved[side].abs() > 0.2).all()
+        assert (moved[side].diff() > 0).all()
+
+
 @pytest.mark.parametrize("codec", [*FORMATS, MLX, DIVIDED], ids=[*FORMATS, "mlx", "divided"])
 def test_variables_decode_to_what_is_packed(codec):
     """At the start and after moves of every variable, for equality; the parts are valid."""
@@ -145,7 +166,8 @@ def test_the_best_state_is_kept(tmp_path, monkeypatch):
         w = module.weight.data.clone()
         fine, coarse = mse(w.numpy(), "int8:g32"), mse(w.numpy(), "int2:g32")
         weights.append(Weight(module.weight.data, *((fine, w, coarse) if i % 2 else (coarse, w, coarse))))
-    monkeypatch.setattr("halfbyte.calibration.learned.TRAVEL", 500.0)
+    for name in ("TRAVEL", "GPTQ_TRAVEL"):
+        monkeypatch.setattr(f"halfbyte.calibration.learned.{name}", 500.0)
     with torch.no_grad():
         trained = train_layer(layer, weights, hidden, outputs, run, LearningOptions(steps=4))
     assert trained == [w.packed for w in weights]

@@ -27,19 +27,19 @@ import torch
 from torch import Tensor, nn
 
 from ..tensor.qtensor import QTensor
-from .trainable import TrainableWeight
+from .trainable import EDGE, TrainableWeight
 
 STEPS = 100
 LEFT_OUT = 8
 """One sequence of so many decides which state is kept."""
-EDGE, FAR_EDGE = 0.49, 0.35
-"""Positions start at most this far from their code, of searched scales and of GPTQ's codes: many of
-those lie beyond the boundary of their code, and the first steps would undo them all.
-"""
 BATCH = 8
 """Sequences of a step."""
-TRAVEL = 0.3
-"""How far an offset moves at most, in codes."""
+TRAVEL, GPTQ_TRAVEL = 0.3, 0.1
+"""How far an offset moves at most, in codes, from searched scales and from GPTQ's codes, which are
+closer to the optimum.
+"""
+GPTQ_NEAR = 0.3
+"""`TrainableWeight`'s `near` for GPTQ's codes, of which a sixth are not the nearest ones."""
 RANGE_TRAVEL = 0.02
 """The same for scales, as a share, and for zero points and biases, as a share of the range."""
 CHECKS = 4
@@ -95,9 +95,10 @@ def train_layer(
     best = [w.packed for w in weights]
     with torch.enable_grad(), deterministic():
         least = training.error(best, judged)
-        for edge, start in ((FAR_EDGE, best), (EDGE, [w.start or w.packed for w in weights])):
+        searched = [w.start or w.packed for w in weights]
+        for start, near, travel in ((best, GPTQ_NEAR, GPTQ_TRAVEL), (searched, EDGE, TRAVEL)):
             generator = torch.Generator().manual_seed(options.seed)
-            training.begin(start, edge)
+            training.begin(start, near, travel)
             for step in range(options.steps + 1):
                 if step in checks or step == 0:
                     packed = [t.packed() for t in training.trained]
@@ -160,11 +161,13 @@ class _Training:
     ) -> None:
         self.layer, self.weights, self.inputs, self.targets, self.run = layer, weights, inputs, targets, run
         self.trained: list[TrainableWeight] = []
+        self.travel = TRAVEL
 
-    def begin(self, start: Sequence[QTensor], edge: float) -> None:
-        """Variables at packed weights."""
+    def begin(self, start: Sequence[QTensor], near: float, travel: float) -> None:
+        """Variables at packed weights; an offset will move by `travel` at most."""
         dense = (w.dense for w in self.weights)
-        self.trained = [TrainableWeight(q, x, edge=edge) for q, x in zip(start, dense, strict=True)]
+        self.trained = [TrainableWeight(q, x, near=near) for q, x in zip(start, dense, strict=True)]
+        self.travel = travel
 
     def step(self, chosen: Sequence[int], rate: float, steps: int) -> None:
         """One step of descent on some sequences."""
@@ -173,7 +176,7 @@ class _Training:
         backpropagate(self.layer, [w.view for w in self.weights], values, lambda: relative_error(self.run(x), y).backward())
         with torch.no_grad():
             for t in self.trained:
-                for variable, travel in ((t.rounding, TRAVEL), *((u, RANGE_TRAVEL) for u in t.ranges.values())):
+                for variable, travel in ((t.rounding, self.travel), *((u, RANGE_TRAVEL) for u in t.ranges.values())):
                     if variable.grad is not None:
                         variable -= variable.grad.sign_().mul_(2 * travel * rate / steps)
                         variable.grad = None

@@ -18,8 +18,7 @@ gradients straight through (Bengio et al. 2013, arXiv 1308.3432).
 | u of scales, through the rounding of x / scale | learned step size (Esser et al. 2020, arXiv 1902.08153) |
 | u of minimums, biases and zero points: where a range is cut off | OmniQuant (Shao et al. 2023, arXiv 2308.13137) |
 
-At the start u is 0 and v is the smallest offset that yields the start's codes, whichever algorithm
-found them.
+At the start u is 0 and v yields the start's codes, whichever algorithm found them (`near`).
 """
 
 from __future__ import annotations
@@ -40,6 +39,9 @@ from ..numerics.minifloat import element_table, round_to_element
 from ..quantizers import has_search
 from ..spec import SMALL_SCALES, Format
 from ..tensor.qtensor import QTensor
+
+EDGE = 0.49
+"""Distance of a position from its code at the start, at most: below 0.5, where the next code begins."""
 
 
 class _StraightThrough(torch.autograd.Function):  # type: ignore[misc] # torch is not type-checked
@@ -69,6 +71,18 @@ class _Lookup(torch.autograd.Function):  # type: ignore[misc] # torch is not typ
         return gradient * steps[p.long().clamp(max=len(steps) - 1)], None
 
 
+def _within_code(off: Tensor, near: float) -> Tensor:
+    """Distances from codes as training starts: those up to `near` as they are, others between it
+    and `EDGE`, the farther the closer to it. Were they all put at one place, they would leave their
+    codes in the same step, before any gradient saw the first of them leave.
+    """
+    far, room = (off.abs() - near).clamp(min=0), EDGE - near
+    if not room:
+        return off.clamp(-EDGE, EDGE)
+    out: Tensor = off.clamp(-near, near) + off.sign() * room * (1 - torch.exp(-far / room))
+    return out
+
+
 def check_trainable(fmt: Format) -> None:
     """FormatError for a format whose codes and scales cannot be trained."""
     if not has_search(fmt):
@@ -85,7 +99,7 @@ class TrainableWeight:
     weight  float32 [n, k], what is approximated; None where codes stay those of the start
     ranges  u of the parts that change, for the same start; all parts without it
     device  of the variables; that of `weight` where there is one
-    edge    distance of a position from its code at the start, at most, below 0.5
+    near    positions that are farther from their code start between this and `EDGE`, in their order
 
     `rounding` is v [n, k], or all positions where codes stay; `ranges` are u, by part. FormatError
     as `check_trainable`.
@@ -97,7 +111,7 @@ class TrainableWeight:
         weight: Tensor | None,
         ranges: dict[str, Tensor] | None = None,
         device: Any = "cpu",
-        edge: float = 0.49,
+        near: float = EDGE,
     ) -> None:
         check_trainable(start.format)
         self.weight, self.start, self.format = weight, start, start.format
@@ -130,7 +144,7 @@ class TrainableWeight:
         if weight is not None:
             with torch.no_grad():
                 plain = self._position(weight, self._stored())
-                self.rounding = at + (plain - at).clamp_(-edge, edge) - plain
+                self.rounding = at + _within_code(plain - at, near) - plain
             self.rounding.requires_grad_()
 
     def value(self) -> Tensor:
