@@ -28,9 +28,10 @@ from ..gguf_models.architecture import EXPERTS, PART
 from ..gguf_models.config import architecture_of, config_of
 from ..gguf_models.names import ROTATION_FACTORS
 from ..gguf_models.tokenizer import tokenizer_of
+from ..generation.native_tokenizer import tokenizer_of_folder
 from ..tensor.qtensor import QTensor
 from ..transformers.build import empty_model
-from ..transformers.config import config_of_folder, tokenizer_of_folder
+from ..transformers.config import config_of_folder
 from ..transformers.fill.base import first_names
 from ..transformers.fill.experts import fill_experts
 from ..transformers.fill.gguf import GGUFFilling

@@ -32,7 +32,7 @@ ActivationsOption = Annotated[
     typer.Option("--activations", help="exact; int8: faster, activations rounded a group at a time; on an NVIDIA GPU fp8."),
 ]
 EngineOption = Annotated[
-    Engine, typer.Option("--engine", help="native: no torch; GGUF models of common architectures. auto: native where it can.")
+    Engine, typer.Option("--engine", help="native: no torch; common architectures. auto: native where it can.")
 ]
 
 
@@ -65,8 +65,9 @@ def native_engine(
     why = next((f"{name} as given" for name, fits in options.items() if not fits), "several prompts" if prompts > 1 else "")
     if not why:
         from ..generation.native_model import native_reader
+        from ..generation.native_tokenizer import no_tokenizer
 
-        found = native_reader(checkpoint, activations)
+        found = no_tokenizer(checkpoint) or native_reader(checkpoint, activations)
         if not isinstance(found, str):
             return found
         why = found

@@ -353,7 +353,7 @@ def _resident_memory(path: Path, config: Any, remote: bool, override: Mapping[st
 
                 tokenizer = tokenizer_of(checkpoint)
             else:
-                from ..transformers.config import tokenizer_of_folder
+                from .native_tokenizer import tokenizer_of_folder
 
                 tokenizer = tokenizer_of_folder(checkpoint)
     try:

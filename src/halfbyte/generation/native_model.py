@@ -33,6 +33,7 @@ from ..gguf_models.view import ModelView
 from ..ops import choose, embedding, linear
 from ..spec import Size
 from .decoder_layer import DecoderLayer, Norm, Product, append_layer, append_norm
+from .folder_view import FolderView
 from .rotary import Rotation, rotation_of
 
 F32 = NDArray[np.float32]
@@ -77,23 +78,34 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class DenseTable:
+    """A table of tokens that is not packed: float32 (vocabulary, hidden)."""
+
+    rows: F32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rows.shape
+
+
+@dataclass(frozen=True)
 class NativeModel:
     """The weights of a model, ready to multiply.
 
     context      most tokens of prompt and text together
-    embedding    the packed table, whose rows are multiplied by `scale`
-    head         the packed head; the table itself where they are tied
+    embedding    the table, whose rows are multiplied by `scale`
+    head         the head; the table itself where they are tied
     rotations    tables of angles; each layer names one
     size         bytes and number of all weights
     stores_scores  False: it divides a prompt by itself (`single.TransformersModel`)
     """
 
     context: int
-    embedding: Prepared
+    embedding: Prepared | DenseTable
     scale: float
     layers: tuple[Layer, ...]
     norm: Norm
-    head: Prepared
+    head: Prepared | DenseTable
     rotations: tuple[Rotation, ...]
     activations: str
     size: Size
@@ -135,11 +147,19 @@ class NativeSession:
                 count = _chunk(len(ids) - at, self.positions, group.q.outputs // group.head_dim)
                 hidden = self._prompt(np.asarray(ids[at : at + count], np.int64), at + count == len(ids))
                 at += count
-        logits: F32 = linear(hidden, self.model.head, activations=self.model.activations)[0]
+        head = self.model.head
+        logits: F32 = (
+            head.rows @ hidden[0] if isinstance(head, DenseTable) else linear(hidden, head, activations=self.model.activations)[0]
+        )
         return logits
 
     def _embedded(self, ids: NDArray[np.int64]) -> F32:
-        rows: F32 = embedding(ids, self.model.embedding)
+        table = self.model.embedding
+        if ids.min() < 0 or ids.max() >= table.shape[0]:
+            raise ShapeError(
+                f"[generate] tokens run from {ids.min()} to {ids.max()}; the table has rows 0 to {table.shape[0] - 1}"
+            )
+        rows: F32 = table.rows[ids] if isinstance(table, DenseTable) else embedding(ids, table)
         return rows * np.float32(self.model.scale) if self.model.scale != 1 else rows
 
     # ------------------------------------------------------------------------------------------
@@ -325,7 +345,7 @@ def _attention(q: F32, cache: _Cache, scaling: float) -> F32:
 
 
 def native_model(checkpoint: Checkpoint, activations: str = "exact") -> NativeModel:
-    """The model of a GGUF file. Raises what `NativeReader` raises."""
+    """The model of a GGUF file or of a folder. Raises what `NativeReader` raises."""
     return NativeReader(checkpoint, activations).model()
 
 
@@ -343,18 +363,20 @@ class NativeReader:
     """Reads a checkpoint into a `NativeModel`: its header here, its weights by `model`.
 
     Raises UnsupportedError for what is not computed here: another architecture, an option, a
-    rotation or a tensor that only transformers knows, a dense matrix, no native core.
+    rotation or a tensor that only transformers knows, a dense matrix of a layer, no native core.
     CheckpointError for a damaged or incomplete file.
     """
 
     def __init__(self, checkpoint: Checkpoint, activations: str) -> None:
         self.path, self.activations = checkpoint.path, activations
-        if not isinstance(checkpoint, GGUFCheckpoint):
-            raise self.other(f"a {checkpoint.format} checkpoint is computed by transformers; GGUF files can be without")
-        self.view = ModelView(checkpoint)
+        self.view: ModelView | FolderView
+        if isinstance(checkpoint, GGUFCheckpoint):
+            self.view = ModelView(checkpoint)
+            self.check_type(self.view.config)
+        else:
+            self.check_type(checkpoint.config)
+            self.view = FolderView(checkpoint)
         self.config = config = self.view.config
-        if config["model_type"] not in GATED:
-            raise self.other(f"{config['model_type']} is computed by transformers; without it: {', '.join(GATED)}")
         for option in UNSUPPORTED_OPTIONS:
             if config.get(option):
                 raise self.other(f"{option} is computed by transformers")
@@ -375,8 +397,14 @@ class NativeReader:
     def other(self, why: str) -> UnsupportedError:
         return UnsupportedError(f"[generate] {self.path}: {why}")
 
+    def check_type(self, config: Mapping[str, Any]) -> None:
+        if (kind := config.get("model_type")) not in GATED:
+            raise self.other(f"{kind} is computed by transformers; without it: {', '.join(GATED)}")
+
     def check_names(self) -> None:
-        """Every matrix is packed in a format that the core multiplies, and nothing else is there."""
+        """Every matrix of a layer is packed in a format that the core multiplies, and nothing else
+        is there.
+        """
         config, layers = self.config, [f"model.layers.{i}." for i in range(len(self.kinds))]
         hidden, wide, d = config["hidden_size"], config["intermediate_size"], config["head_dim"]
         queries, keys = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
@@ -386,7 +414,8 @@ class NativeReader:
         }  # fmt: skip
         products = {layer + module: sizes[name] for layer in layers for name, module in PROJECTIONS.items()}
         tables = ["model.embed_tokens", *([] if config["tie_word_embeddings"] else ["lm_head"])]
-        packed = products | dict.fromkeys(tables, (config["vocab_size"], hidden))
+        table = (config["vocab_size"], hidden)
+        packed: dict[str, tuple[int, ...]] = {**products} | {key: table for key in tables if f"{key}.weight" not in self.view}
         for key, shape in packed.items():
             info = self.view.info(key) if key in self.view else None
             if info is None or info.format is None or len(info.shape) != 2:
@@ -400,11 +429,13 @@ class NativeReader:
                 raise self.other(f"{key} is {info.format}, which the native core does not multiply")
         norms = dict.fromkeys((GEMMA_NORMS if self.gemma else NORMS).values(), hidden)
         norms |= dict.fromkeys(HEAD_NORMS.values(), d) if config["model_type"] in NORMED_HEADS else {}
-        dense = {"model.norm.weight": hidden, **{f"{key}.bias": shape[0] for key, shape in products.items()}}
-        dense |= {f"{layer}{module}.weight": width for layer in layers for module, width in norms.items()}
-        for key, width in dense.items():
+        dense: dict[str, tuple[int, ...]] = {"model.norm.weight": (hidden,)}
+        dense |= {f"{key}.bias": shape[:1] for key, shape in products.items()}
+        dense |= {f"{layer}{module}.weight": (width,) for layer in layers for module, width in norms.items()}
+        dense |= {f"{key}.weight": table for key in tables if key not in packed}
+        for key, shape in dense.items():
             if key in self.view:
-                self.check_shape(key, (width,))
+                self.check_shape(key, shape)
         if left := [key for key in self.view.keys() if key not in packed and key not in dense]:  # noqa: SIM118 in file order
             raise self.other(f"{left[0]} is a tensor that transformers computes with")
 
@@ -416,8 +447,8 @@ class NativeReader:
     def model(self) -> NativeModel:
         """Reads the weights."""
         config = self.config
-        table = self.packed("model.embed_tokens")
-        head = table if config["tie_word_embeddings"] else self.packed("lm_head")
+        table = self.table("model.embed_tokens")
+        head = table if config["tie_word_embeddings"] else self.table("lm_head")
         layers = tuple(self.layer(i, kind) for i, kind in enumerate(self.kinds))
         return NativeModel(
             config["max_position_embeddings"], table, math.sqrt(config["hidden_size"]) if self.gemma else 1.0, layers,
@@ -460,6 +491,9 @@ class NativeReader:
         )  # fmt: skip
         window = config.get("sliding_window") if kind == "sliding_attention" or config["model_type"] == "mistral" else None
         return Layer(parts, weights, window)
+
+    def table(self, key: str) -> Prepared | DenseTable:
+        return DenseTable(self.dense(f"{key}.weight")) if f"{key}.weight" in self.view else self.packed(key)
 
     def packed(self, key: str) -> Prepared:
         """The matrix in the core's order, read a piece at a time: a table of tokens is most of a

@@ -286,6 +286,10 @@ def prompt_chunk(length: int, stores_scores: bool) -> int:
     return max(LEAST_CHUNK, STORED_SCORES // length)
 
 
+TURN_ENDS = ("<end_of_turn>", "<|eot_id|>", "<|im_end|>")
+"""Tokens that end a turn in whatever vocabulary has them."""
+
+
 def end_tokens(model: Any, tokenizer: Any) -> set[int]:
     """The tokens that end a text: those of `end_ids`, and the end-of-turn token of a vocabulary
     that has one.
@@ -294,7 +298,7 @@ def end_tokens(model: Any, tokenizer: Any) -> set[int]:
     for source in runner_of(model).end_ids(tokenizer):
         if source is not None:
             ids |= set(source) if isinstance(source, list | tuple) else {source}
-    turns = (tokenizer.backend_tokenizer.token_to_id(t) for t in ("<end_of_turn>", "<|eot_id|>", "<|im_end|>"))
+    turns = (tokenizer.backend_tokenizer.token_to_id(t) for t in TURN_ENDS)
     return ids | {t for t in turns if t is not None}
 
 

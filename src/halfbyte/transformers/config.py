@@ -1,5 +1,4 @@
-"""The transformers configuration, tokenizer and generation settings that are beside a checkpoint's
-tensors.
+"""The transformers configuration and generation settings that are beside a checkpoint's tensors.
 
 Nothing that a checkpoint names is executed or fetched: custom code (`auto_map`), kernels of the hub
 (`attn_implementation`) are removed and reported, and numbers are compared with the tensors before a
@@ -12,22 +11,13 @@ import json
 import re
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.config_numbers import impossible_number
-from ..checkpoints.io.bounded_json import check_token_ids
 from ..conversion.to_dense import QUANTIZATION_KEYS
 from ..errors import CheckpointError, UnsupportedError
-
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json")
-"""Any of these says that the folder has a tokenizer."""
-
-
-def folder_of(checkpoint: Checkpoint) -> Path:
-    """The folder of a checkpoint's files."""
-    return checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+from ..generation.native_tokenizer import folder_of, summary_of
 
 
 def config_of_folder(checkpoint: Checkpoint) -> Any:
@@ -63,7 +53,9 @@ def config_of_folder(checkpoint: Checkpoint) -> Any:
     try:
         config = AutoConfig.for_model(kind, **raw)
     except Exception as error:  # its checks raise errors of many kinds
-        raise CheckpointError(f"[load_model] {checkpoint.path}: its config.json describes no {kind}: {_first(error)}") from error
+        raise CheckpointError(
+            f"[load_model] {checkpoint.path}: its config.json describes no {kind}: {summary_of(error)}"
+        ) from error
     config._name_or_path = str(folder_of(checkpoint))
     return config
 
@@ -119,37 +111,6 @@ def check_numbers(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
         raise CheckpointError(f"[load_model] {checkpoint.path}: config.json has {found}")
 
 
-def tokenizer_of_folder(checkpoint: Checkpoint) -> Any:
-    """The tokenizer beside the tensors, None when there is none. CheckpointError for one that
-    cannot be read.
-    """
-    from transformers import AutoTokenizer
-
-    folder = folder_of(checkpoint)
-    if not any((folder / name).exists() for name in TOKENIZERS):
-        return None
-    for name in ("tokenizer.json", "vocab.json"):
-        if (folder / name).exists():
-            check_token_ids(folder / name, "load_model")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except BaseException as error:  # of JSON, of a package that it wants; a panic of tokenizers is no Exception
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
-        raise CheckpointError(f"[load_model] {folder}: its tokenizer cannot be read: {_first(error)}") from error
-    longest = tokenizer.model_max_length
-    if isinstance(longest, bool) or not isinstance(longest, int | float):
-        raise CheckpointError(
-            f"[load_model] {folder}: tokenizer_config.json has model_max_length {longest!r:.80}; a number is allowed"
-        )
-    return tokenizer
-
-
-def _first(error: BaseException) -> str:
-    """The kind of an error and what it says, on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
 def add_generation_settings(model: Any, checkpoint: Checkpoint) -> None:
     """`generation_config.json` (stop tokens, sampling defaults), where there is one."""
     from transformers import GenerationConfig
@@ -159,4 +120,6 @@ def add_generation_settings(model: Any, checkpoint: Checkpoint) -> None:
         try:
             model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
         except Exception as error:
-            raise CheckpointError(f"[load_model] {folder}: its generation_config.json cannot be read: {_first(error)}") from error
+            raise CheckpointError(
+                f"[load_model] {folder}: its generation_config.json cannot be read: {summary_of(error)}"
+            ) from error

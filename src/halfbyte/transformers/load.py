@@ -25,12 +25,13 @@ from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.hub import local_copy
 from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ..errors import BackendError, FormatError
+from ..generation.native_tokenizer import tokenizer_of_folder
 from ..gguf_models.config import config_of
 from ..gguf_models.tokenizer import tokenizer_of, tokens_of
 from ..spec import Size
 from ..torch.modules import batch_invariant, packed_modules
 from .build import config_of_gguf, default_dtype, empty_model, model_of_gguf
-from .config import add_generation_settings, config_of_folder, tokenizer_of_folder
+from .config import add_generation_settings, config_of_folder
 from .decode.rmsnorm import replace_rmsnorms
 from .fill.safetensors import fill_from_folder
 from .hf_quantizer import make_saveable

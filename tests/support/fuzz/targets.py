@@ -389,7 +389,8 @@ def run_vocabulary(path: Path) -> tuple[str, int]:
 
 
 def run_tokenizer(work: Path) -> tuple[str, int]:
-    from halfbyte.transformers.config import config_of_folder, tokenizer_of_folder
+    from halfbyte.generation.native_tokenizer import tokenizer_of_folder
+    from halfbyte.transformers.config import config_of_folder
 
     with halfbyte.open(work) as checkpoint:
         tokenizer = tokenizer_of_folder(checkpoint)
