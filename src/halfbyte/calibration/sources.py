@@ -24,11 +24,11 @@ from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..conversion.recipe import KEPT_LAST
 from ..errors import CheckpointError, UnsupportedError
+from ..generation.native_tokenizer import tokenizer_of_folder
 from ..gguf_models.architecture import EXPERTS, PART
 from ..gguf_models.config import architecture_of, config_of
 from ..gguf_models.names import ROTATION_FACTORS
 from ..gguf_models.tokenizer import tokenizer_of
-from ..generation.native_tokenizer import tokenizer_of_folder
 from ..tensor.qtensor import QTensor
 from ..transformers.build import empty_model
 from ..transformers.config import config_of_folder
