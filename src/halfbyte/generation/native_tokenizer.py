@@ -15,9 +15,10 @@ from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.io.bounded_json import check_token_ids, read_json
 from ..errors import CheckpointError, UnsupportedError
-from .single import TURN_ENDS
 
 NEEDED = "text needs the tokenizers library; pip install 'halfbyte[generate]'"
+TURN_ENDS = ("<end_of_turn>", "<|eot_id|>", "<|im_end|>")
+"""Tokens that end a turn in whatever vocabulary has them."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json")
 """Any of these says that the folder has a tokenizer."""
 NEEDED_TO_CHAT = "chat templates need transformers and jinja2; pip install 'halfbyte[chat]'"

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import HalfbyteError
 from .native_model import NativeModel
+from .native_tokenizer import TURN_ENDS
 from .templates import token_ids
 
 STORED_SCORES = 1 << 21
@@ -284,10 +285,6 @@ def prompt_chunk(length: int, stores_scores: bool) -> int:
     if not stores_scores or length * length <= STORED_SCORES:
         return length
     return max(LEAST_CHUNK, STORED_SCORES // length)
-
-
-TURN_ENDS = ("<end_of_turn>", "<|eot_id|>", "<|im_end|>")
-"""Tokens that end a turn in whatever vocabulary has them."""
 
 
 def end_tokens(model: Any, tokenizer: Any) -> set[int]:
