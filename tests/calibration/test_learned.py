@@ -44,7 +44,7 @@ DIVIDED = format_named("nvfp4").with_(global_op="divide")
 
 
 def test_codes_that_are_not_the_nearest_are_not_all_left_in_one_step():
-    """Far positions start between `near` and the next code, in their order; near ones where they are."""
+    """Far positions start between `near` and the next code, in their order; near ones stay."""
     start = quantize(np.tile(np.float32([4, -4]), (1, 16)), format_named("int4:g32"))
     step = float(start.parts["scales"].reshape(()))
     off = torch.linspace(-1.2, 1.2, 32)

@@ -41,7 +41,7 @@ from ..spec import SMALL_SCALES, Format
 from ..tensor.qtensor import QTensor
 
 EDGE = 0.49
-"""Distance of a position from its code at the start, at most: below 0.5, where the next code begins."""
+"""Distance of a position from its code at the start, at most; the next code begins at 0.5."""
 
 
 class _StraightThrough(torch.autograd.Function):  # type: ignore[misc] # torch is not type-checked
