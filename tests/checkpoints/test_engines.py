@@ -346,6 +346,8 @@ BY_NAME = [
     ("vllm", ("fp8",), "no activation_scheme"), ("vllm", ("fp8", {"activation_scheme": "dynamic"}), ""),
     ("vllm-cpu", ("modelopt", {"bits": "nvfp4:g16"}), "no kernel for this format"),
     ("vllm", ("modelopt", {"bits": "nvfp4:g16"}), ""), ("vllm-cpu", ("modelopt", {"bits": "fp8_e4m3:channel"}), ""),
+    ("vllm-cpu", ("compressed-tensors", {"bits": "int8:channel", "format": "int-quantized"}), ""),
+    ("vllm-cpu", ("compressed-tensors", {"bits": "int8:channel", "format": "pack-quantized"}), "of 4 bits, no others"),
     ("vllm-cpu", ("awq", {"key": ONE, "bits": "uint4:g32"}), "no kernel for packed experts"),
     ("vllm-cpu", ("awq", {"bits": "uint4:g32"}), ""), ("vllm", ("awq", {"key": ONE, "bits": "uint4:g32"}), ""),
     ("vllm", ("compressed-tensors", {"key": ONE, "bits": "uint4:g32"}), "experts with zero points"),

@@ -15,7 +15,10 @@ import pytest
 from halfbyte.checkpoints.gguf import runnable
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.checkpoints.gguf.runnable import READ, UNREAD, UNREAD_VOCABULARIES, VOCABULARIES, refusal
+from halfbyte.errors import UnsupportedError
 from halfbyte.gguf_models.architectures import ARCHITECTURES
+from halfbyte.gguf_models.config import settings_of
+from halfbyte.gguf_models.pairs import Header, metadata_of, pair
 from halfbyte.gguf_models.pretokenizers import PRE_TOKENIZERS
 from halfbyte.gguf_models.tokenizer import KINDS
 from support.gguf_writer import GGUF, f32
@@ -90,3 +93,42 @@ def test_every_name_of_llama_cpp_is_read_or_has_a_reason():
     assert pre <= set(PRE_TOKENIZERS)
     kinds = set(re.findall(r'tokenizer_model == "([^"]+)"', vocabulary)) - {"test"}
     assert kinds == set(VOCABULARIES) | set(UNREAD_VOCABULARIES)
+
+
+def settings(arch: str, *stated: tuple[str, str, object], **more: int) -> dict:
+    """The configuration that a header of six layers describes."""
+    sizes = {
+        "context_length": 64, "embedding_length": 32, "block_count": 6, "feed_forward_length": 32, "attention.head_count": 2,
+        "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 16, **more,
+    }  # fmt: skip
+    pairs = [pair("general.architecture", "string", arch), pair(f"{arch}.attention.layer_norm_rms_epsilon", "float32", 1e-5)]
+    pairs += [pair(f"{arch}.{key}", "uint32", size) for key, size in sizes.items()]
+    pairs += [pair(f"{arch}.{key}", kind, value) for key, kind, value in stated]
+    shapes = {"token_embd.weight": (8, 32), **{f"blk.{i}.attn_q.weight": (32, 32) for i in range(6)}}
+    return settings_of(Header(Path("m.gguf"), metadata_of(pairs, Path("m.gguf")), shapes, {}))
+
+
+def test_local_layers_and_their_rotation():
+    """A pattern is a period where it is one number, four where it is none; Mellum's last layer of a
+    period is global, SmallThinker's first. Local layers have a base of their own.
+    """
+    local = {"attention.sliding_window": 8}
+    for period, given in ((4, local), (3, local | {"attention.sliding_window_pattern": 3})):
+        for arch, last in (("mellum", True), ("smallthinker", False)):
+            want = [i % period != (period - 1 if last else 0) for i in range(6)]
+            have = settings(arch, **given)["layer_types"]
+            assert [kind == "sliding_attention" for kind in have] == want, (arch, period)
+        assert set(settings("mellum", **given | {"attention.sliding_window": 0})["layer_types"]) == {"full_attention"}
+    base, own = ("rope.freq_base", "float32", 5e4), ("rope.freq_base_swa", "float32", 1e4)
+    thetas = [
+        {kind: rope["rope_theta"] for kind, rope in settings("mellum", *stated, **local)["rope_parameters"].items()}
+        for stated in ([base], [base, own])
+    ]
+    assert thetas == [{"full_attention": 5e4, "sliding_attention": 5e4}, {"full_attention": 5e4, "sliding_attention": 1e4}]
+
+
+def test_what_scores_smallthinkers_experts():
+    scores = [settings("smallthinker", **({} if n is None else {"expert_gating_func": n}))["router_scores"] for n in (None, 1, 2)]
+    assert scores == ["softmax", "softmax", "sigmoid"]
+    with pytest.raises(UnsupportedError, match="scores experts by function 3; 1 "):
+        settings("smallthinker", expert_gating_func=3)
