@@ -21,7 +21,8 @@ from halfbyte.errors import BackendError, ShapeError
 from halfbyte.formats import FAMILIES
 from halfbyte.numerics.array_interop import to_numpy
 from halfbyte.tensor.concat import concat_rows, incompatibility, stack
-from halfbyte.torch import ConcatLinear, PackedWeight, QEmbedding, QExperts, QLinear
+from halfbyte.torch import ConcatLinear, PackedWeight, QEmbedding, QExperts, QLinear, custom_ops
+from halfbyte.torch.composite_linear import CompositeLinear
 from halfbyte.torch.state import tensor
 from support.memory_checkpoint import packed
 from torch import nn
@@ -339,3 +340,20 @@ def test_warmup_calls_each_kind_of_layer_once():
         module.register_forward_hook(lambda *_, name=name: calls.__setitem__(name, calls[name] + 1))
     assert hb.warmup(model, tokens=(1, 3), dtype=torch.float32) == 8
     assert calls == {"a": 2, "b": 0, "c": 2, "d": 2, "e": 2}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
+def test_autocast_is_off_where_a_composite_layer_computes(kind, monkeypatch):
+    """For each device that the library serves."""
+    q, rng = weight("int4:g32", (8, 64)), np.random.default_rng(0)
+    extra = {"lora_a": rng.standard_normal((4, 64)).astype(np.float32), "lora_b": rng.standard_normal((8, 4)).astype(np.float32)}
+    layer = CompositeLinear(hb.QTensor(q.format.with_(extra="low-rank"), q.shape, {**q.parts, **extra}))
+    seen = []
+    monkeypatch.setattr(custom_ops, "check_activations", lambda *_: seen.append(torch.is_autocast_enabled(kind)))
+    torch.set_autocast_enabled(kind, True)
+    try:
+        layer(torch.ones(2, 64))
+        assert torch.is_autocast_enabled(kind)
+    finally:
+        torch.set_autocast_enabled(kind, False)
+    assert seen == [False]

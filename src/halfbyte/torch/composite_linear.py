@@ -51,7 +51,8 @@ class CompositeLinear(QLinear):
         self._stored = {part: array for part, array in weight.parts.items() if part in EXTRA_PARTS[self.extra]}
 
     def forward(self, x: Tensor) -> Tensor:
-        for kind in ("cpu", "cuda"):  # autocast would round the dense parts, and no packed one
+        # Autocast would round the dense parts, and no packed one.
+        for kind in ("cpu", "cuda", "mps"):
             if torch.is_autocast_enabled(kind):
                 with torch.autocast(kind, enabled=False):
                     return self.forward(x)
