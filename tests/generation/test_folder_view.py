@@ -1,5 +1,5 @@
-"""Folders that the native core computes without torch: logits, tokens and text are those of the same
-folder in transformers; what config.json does not state is left to transformers.
+"""Folders that the native core computes without torch: logits, tokens and text are those of
+the same folder in transformers; what config.json does not state is left to transformers.
 """
 
 from __future__ import annotations
