@@ -25,8 +25,10 @@ from .numerics.array_interop import (
     as_array,
     as_matrix,
     check_memory,
+    check_storage,
     device_of,
     dtype_of,
+    fits_storage,
     is_torch,
     layout_of,
     like,
@@ -238,6 +240,8 @@ def at_once(x: Any, w: Prepared, bias: Any | None, activations: str) -> Any | No
         return None
     if torch.observed() or torch.forward_ad._current_level >= 0 or not torch.readable(x, bias) or x.dtype not in torch.floats:
         return None
+    if not fits_storage(x) or (bias is not None and not fits_storage(bias)):
+        return None
     if (x.requires_grad or (bias is not None and bias.requires_grad)) and torch.grad_enabled():
         return None
     (n, k), shape = w.shape, x.shape
@@ -311,6 +315,7 @@ def product(
         b = None if bias is None else to_numpy(bias)
         y = chosen.linear(to_numpy(flat), prepared, b, activations=activations, schedule=schedule)
         return like(y, x).reshape(*lead, n)
+    check_storage("linear", bias)
     return chosen.linear(flat, prepared, bias, activations=activations, schedule=schedule).reshape(*lead, n)
 
 

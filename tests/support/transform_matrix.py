@@ -337,10 +337,19 @@ def _missing_device(s: Subject) -> list[Pair]:
     return [(module(*s.args), s.plain())]
 
 
-@transform("freed memory")
-def _freed(s: Subject) -> list[Pair]:
-    x = s.x.clone()
-    x.untyped_storage().resize_(0)
+for _name, _kept in {"freed memory": 0.0, "shortened memory": 0.5}.items():
+
+    @transform(_name)
+    def _freed(s: Subject, kept: float = _kept) -> list[Pair]:
+        x = s.x.clone()
+        x.untyped_storage().resize_(int(kept * x.nbytes))
+        return [(s.with_x(x), "an error")]
+
+
+@transform("a view past shortened memory")
+def _shortened_view(s: Subject) -> list[Pair]:
+    x = _spaced(s.x)
+    x.untyped_storage().resize_(x.nbytes)
     return [(s.with_x(x), "an error")]
 
 

@@ -86,13 +86,31 @@ def test_indices_that_are_no_integers():
         hb.experts(x, up, down, ids, ids)
 
 
-def test_freed_memory_is_refused():
-    """Sharding frees parameters by `resize_(0)`: NumPy would give such a tensor new memory."""
+@pytest.mark.parametrize("nbytes", [0, 3 * 64 * 4 - 1])
+@pytest.mark.parametrize("form", ["contiguous", "columns"])
+def test_memory_that_is_gone_is_refused(nbytes, form):
+    """Sharding frees parameters by `resize_(0)`: NumPy would give such a tensor new memory, and the
+    native core would read past a storage that was shortened.
+    """
     packed, x = weight("int4:g32", 32, 64), torch.ones(3, 64)
-    x.untyped_storage().resize_(0)
+    if form == "columns":
+        x = torch.ones(64, 3).T
+    x.untyped_storage().resize_(nbytes)
     for call in (QLinear(packed), lambda a: hb.linear(a, packed), lambda a: linear(a, hb.prepare(packed))):
-        with pytest.raises(ShapeError, match=r"a float32 tensor of shape \(3, 64\) whose memory was freed"):
+        with pytest.raises(ShapeError, match=rf"dtype float32 and shape \(3, 64\) whose memory was freed.* {nbytes} bytes"):
             call(x)
+
+
+def test_memory_that_is_gone_is_refused_of_a_bias_and_of_an_index():
+    packed, bias, ids = weight("int4:g32", 32, 64), torch.ones(32), torch.ones(1, dtype=torch.int64)
+    bias.untyped_storage().resize_(127)
+    ids.untyped_storage().resize_(7)
+    for call in (lambda: QLinear(packed, bias)(torch.ones(3, 64)), lambda: hb.linear(torch.ones(3, 64), packed, bias)):
+        with pytest.raises(ShapeError, match=r"dtype float32 and shape \(32,\) whose memory was freed"):
+            call()
+    for call in (lambda: QEmbedding(packed)(ids), lambda: hb.embedding(ids, packed)):
+        with pytest.raises(ShapeError, match=r"dtype int64 and shape \(1,\) whose memory was freed"):
+            call()
 
 
 def test_derivatives_of_derivatives_without_a_transform():

@@ -87,15 +87,40 @@ def torch_state() -> TorchState:
     return TorchState()
 
 
+def fits_storage(x: Any) -> bool:
+    """True where the storage of a strided torch tensor reaches its last element: `resize_` of a
+    storage, by which sharding frees parameters, leaves tensors that torch itself reads past.
+    """
+    if x.is_contiguous():
+        elements = x.numel() and x.storage_offset() + x.numel()
+    elif x.numel():
+        elements = x.storage_offset() + 1 + sum((d - 1) * step for d, step in zip(x.shape, x.stride(), strict=True))
+    else:
+        elements = 0
+    return bool(elements * x.itemsize <= x.untyped_storage().nbytes())
+
+
+def check_storage(op: str, *arrays: Any) -> None:
+    """ShapeError for a strided torch tensor whose storage was freed or shortened."""
+    for x in arrays:
+        if is_torch(x) and not fits_storage(x):
+            raise ShapeError(
+                f"[{op}] a tensor of dtype {_dtype_name(x.dtype)} and shape {tuple(x.shape)} whose memory was freed: its storage "
+                f"has {x.untyped_storage().nbytes()} bytes, fewer than its elements span; allowed: tensors with all their "
+                "memory; gather or load it first"
+            )
+
+
 def check_memory(op: str, *arrays: Any) -> None:
-    """ShapeError for torch tensors that have no memory of their own, and while torch traces or
-    transforms.
+    """ShapeError for torch tensors that have no memory of their own or not all of it, and while
+    torch traces or transforms.
     """
     tensors = [x for x in arrays if is_torch(x)]
     if not tensors:
         return
     state = torch_state()
     if not state.observed() and state.readable(*tensors):
+        check_storage(op, *tensors)
         return
     kinds = ", ".join(f"{type(x).__name__} ({layout_of(x)}, {x.device})" for x in tensors)
     raise ShapeError(
@@ -151,18 +176,13 @@ def _dtype_name(dtype: Any) -> str:
 
 def to_numpy(x: Any) -> NDArray[Any]:
     """A NumPy view of a CPU tensor (any strides), or of anything NumPy takes as an array.
-    ShapeError for a tensor whose storage was emptied, as sharding frees parameters: NumPy would
-    give other memory.
+    ShapeError for a tensor whose storage was freed or shortened: NumPy would give other memory.
     """
     if not is_torch(x):
         return np.asarray(x)
     torch = sys.modules["torch"]
     x = x.detach()
-    if not x.untyped_storage().nbytes() and x.numel():
-        raise ShapeError(
-            f"[numpy] a {_dtype_name(x.dtype)} tensor of shape {tuple(x.shape)} whose memory was freed (a storage of 0 bytes); "
-            "allowed: tensors with memory; gather or load it first"
-        )
+    check_storage("numpy", x)
     if x.dtype == torch.bfloat16:
         view: NDArray[Any] = x.view(torch.int16).numpy().view(bfloat16)
         return view
@@ -184,12 +204,13 @@ def like(result: NDArray[Any], x: Any) -> Any:
 
 def as_matrix(op: str, x: Any, k: int) -> tuple[Any, tuple[int, ...]]:
     """x (..., k) as 2-D (m, k) and its leading shape. ShapeError names both when the last axis is
-    not k.
+    not k; it refuses a tensor whose storage was freed or shortened before it is copied.
 
     NumPy and torch keep a view where the strides allow it.
     """
     if x.ndim == 0 or x.shape[-1] != k:
         raise ShapeError(f"[{op}] x has shape {tuple(x.shape)}; its last axis must be k = {k} of the weight")
+    check_storage(op, x)
     lead = tuple(int(d) for d in x.shape[:-1])
     m = 1
     for d in lead:

@@ -4,7 +4,7 @@
 
 An operator's arguments are tensors and numbers, so a module is passed as an integer handle from
 `register`. In eager mode modules compute without the dispatcher. linear is differentiable with
-respect to x and bias, as `functional.linear` is.
+respect to x and bias, as `functional.linear` is, experts with respect to x and topk_weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BackendError, ShapeError
-from ..numerics.array_interop import check_tensor, torch_state
+from ..numerics.array_interop import check_storage, check_tensor, torch_state
 
 _modules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _handles = itertools.count(1)
@@ -116,14 +116,37 @@ def _experts_shape(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: in
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _refuse(ctx: Any, g: Tensor) -> None:
-    raise BackendError(
-        "[experts] a compiled graph passes no gradient through packed experts; call the model without torch.compile, or let the "
-        "experts' inputs record none"
-    )
+_PAIR = "(Tensor g, Tensor x, Tensor topk_ids, Tensor topk_weights, {} handle) -> (Tensor, Tensor)"
 
 
-_experts.register_autograd(_refuse)
+@_operator("halfbyte::experts_gradient", _PAIR.format("SymInt"))  # type: ignore[untyped-decorator]
+def _experts_gradient(g: Tensor, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: int) -> tuple[Tensor, Tensor]:
+    return _modules[handle].gradient(g, x, topk_ids, topk_weights)
+
+
+@_experts_gradient.register_fake  # type: ignore[untyped-decorator]
+def _experts_gradient_shape(
+    g: Tensor, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: int | Tensor
+) -> tuple[Tensor, Tensor]:
+    plain = torch.contiguous_format
+    return torch.empty_like(x, memory_format=plain), torch.empty_like(topk_weights, memory_format=plain)
+
+
+def _keep_routing(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, handle = inputs
+    ctx.handle = None if isinstance(handle, Tensor) else handle
+    ctx.save_for_backward(*tensors, *([handle] if ctx.handle is None else []))
+
+
+def _experts_back(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    if ctx.handle is None:
+        back, share = torch.ops.halfbyte.experts_gradient_at(g, *ctx.saved_tensors)
+    else:
+        back, share = torch.ops.halfbyte.experts_gradient(g, *ctx.saved_tensors, ctx.handle)
+    return back, None, share, None
+
+
+_experts.register_autograd(_experts_back, setup_context=_keep_routing)
 
 
 @_operator("halfbyte::linear_at", "(Tensor x, Tensor? bias, Tensor handle, SymInt n) -> Tensor")  # type: ignore[untyped-decorator]
@@ -141,6 +164,11 @@ def _experts_at(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: Tenso
     return _modules[int(handle)].compute(x, topk_ids, topk_weights)
 
 
+@_operator("halfbyte::experts_gradient_at", _PAIR.format("Tensor"))  # type: ignore[untyped-decorator]
+def _experts_gradient_at(g: Tensor, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: Tensor) -> tuple[Tensor, Tensor]:
+    return _modules[int(handle)].gradient(g, x, topk_ids, topk_weights)
+
+
 @_operator("halfbyte::embedding_at", "(Tensor ids, Tensor handle, SymInt k, ScalarType dtype) -> Tensor")  # type: ignore[untyped-decorator]
 def _embedding_at(ids: Tensor, handle: Tensor, k: int, dtype: torch.dtype) -> Tensor:
     return _modules[int(handle)].compute(ids)
@@ -150,7 +178,8 @@ _linear_at.register_fake(_linear_shape)
 _embedding_at.register_fake(_embedding_shape)
 _linear_gradient_at.register_fake(_linear_gradient_shape)
 _experts_at.register_fake(_experts_shape)
-_experts_at.register_autograd(_refuse)
+_experts_gradient_at.register_fake(_experts_gradient_shape)
+_experts_at.register_autograd(_experts_back, setup_context=_keep_routing)
 
 
 def _keep_at(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -287,6 +316,8 @@ def check_activations(op: str, x: Tensor, k: int) -> None:
         raise ShapeError(f"[{op}] x is {str(x.dtype).removeprefix('torch.')}; allowed: {allowed}; convert it, as x.float() does")
     if x.ndim == 0 or x.shape[-1] != k:
         raise ShapeError(f"[{op}] x has shape {tuple(x.shape)}; its last axis must be k = {k} of the weight")
+    if _state.readable(x):
+        check_storage(op, x)
 
 
 def linear(x: Tensor, bias: Tensor | None, module: Handle, n: int) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from .. import ops
 from ..backends import Prepared, backend_named
 from ..errors import BackendError, ShapeError
-from ..numerics.array_interop import check_tensor
+from ..numerics.array_interop import check_storage, check_tensor
 from ..ops import GATES
 from . import custom_ops, functional
 from .modules import Packed, Weight
@@ -118,6 +118,7 @@ class QExperts(Packed):
         """`forward` without the custom operation: the sum over the routed experts."""
         for name, tensor in (("x", x), ("topk_ids", topk_ids), ("topk_weights", topk_weights)):
             check_tensor("experts", name, tensor)
+        check_storage("experts", x, topk_ids, topk_weights)
         masked = topk_ids >= self.num_experts
         taped = torch.is_grad_enabled() and (x.requires_grad or topk_weights.requires_grad)  # `ops.experts` has no gradient
         if taped or not self.at_once or (x.device.type, x.dtype) in self._looped:
@@ -133,6 +134,18 @@ class QExperts(Packed):
             warnings.warn(f"{error}; one expert after another instead, slower", RuntimeWarning, stacklevel=2)
             self._looped = {*self._looped, (x.device.type, x.dtype)}
             return self._each(x, topk_ids, topk_weights)
+
+    def gradient(self, g: Tensor, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of `compute` with respect to x and topk_weights, from that of its result:
+        the products are computed again, since a compiled graph keeps none of them.
+        """
+        # A custom operator computes with autograd's key excluded, which `enable_grad` leaves so.
+        recording = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
+        with recording, torch.enable_grad():
+            inputs = x.detach().requires_grad_(), topk_weights.detach().requires_grad_()
+            y = self._each(inputs[0], topk_ids, inputs[1])
+            back, share = torch.autograd.grad(y, inputs, g, materialize_grads=True)
+        return back.contiguous(), share.contiguous()
 
     def _together(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         first, last = "gate_up_proj" if self.joined else "gate_proj", "down_proj"

@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import ops
 from ..backends import Prepared
 from ..backends.cpu import native
-from ..numerics.array_interop import check_memory, check_tensor
+from ..numerics.array_interop import check_memory, check_storage, check_tensor
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SLAB_BYTES = 1 << 26
@@ -74,6 +74,7 @@ def rows(ids: Tensor, w: Prepared, dtype: torch.dtype) -> Tensor:
         check_tensor("embedding", "ids", ids)
     if w.backend == "cpu" and dtype in DTYPES and ids.dtype == torch.int64 and ids.is_cpu and ids.numel() == 1:
         n, k = w.shape
+        check_storage("embedding", ids)
         if 0 <= int(ids) < n:
             row = torch.empty((*ids.shape, k), dtype=dtype)
             native().embedding(w.data.native, ids, row)

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import BackendError, HalfbyteError
-from ...numerics.array_interop import torch_state
+from ...numerics.array_interop import fits_storage, torch_state
 from ...numerics.exact import DTYPES, bfloat16
 from ...numerics.minifloat import MINIFLOATS
 from ...spec import Format
@@ -109,8 +109,8 @@ def at_once(x: Any, w: Prepared, bias: Any | None, activations: str) -> Any | No
     matrix of any strides or contiguous; None for all else.
 
     The core reads x and bias through torch's DLPack functions, which fail for tensors without
-    memory of their own; negative views, which they do not see, and modes are excluded here. Every
-    failure is left to the checked path, which says what is wrong.
+    memory of their own; negative views and shortened storages, which they do not see, and modes are
+    excluded here. Every failure is left to the checked path, which says what is wrong.
     """
     if w.backend != "cpu":
         return None
@@ -127,7 +127,7 @@ def at_once(x: Any, w: Prepared, bias: Any | None, activations: str) -> Any | No
     try:
         n, k = w.shape
         shape = x.shape
-        if k == 0 or x.dtype not in torch.floats:
+        if k == 0 or x.dtype not in torch.floats or not fits_storage(x) or (bias is not None and not fits_storage(bias)):
             return None
         # Sizes as arguments: torch takes 1 µs longer to read them from a tuple.
         y = x.new_empty(shape[0], n) if len(shape) == 2 else x.new_empty(*shape[:-1], n)
