@@ -8,6 +8,7 @@ to keep only one order of it in memory, what `prepare(w)` returned.
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 import warnings
 import weakref
@@ -37,6 +38,7 @@ from .numerics.array_interop import (
     torch_state,
 )
 from .numerics.exact import DTYPES
+from .numerics.opaque_call import call, constant, is_recordable, record
 from .spec import Format
 from .tensor.qtensor import QTensor
 
@@ -163,6 +165,11 @@ def _check_w(op: str, w: Any, axes: int) -> tuple[int, ...]:
     return w.shape
 
 
+def _has_axes(axes: int, *weights: Any) -> bool:
+    """True for packed weights of so many axes: what the checked path refuses is not recorded."""
+    return all(isinstance(w, (QTensor, Prepared)) and len(w.shape) == axes for w in weights)
+
+
 def _check_mode(op: str, activations: str, schedule: str | None) -> None:
     if activations not in ACTIVATIONS:
         raise BackendError(f"[{op}] activations={activations!r}; allowed: {', '.join(ACTIVATIONS)}")
@@ -283,6 +290,8 @@ def linear(
     if backend is None and schedule is None and plain_bias and activations in ON_CPU and _is_plain(x, w):
         y: ArrayT = backend_named("cpu").linear(x, w, bias, activations=activations)  # type: ignore[arg-type] # `_is_plain`
         return y
+    if is_recordable(x, bias) and _has_axes(2, w):
+        return call(_linear_call(w, activations, backend, schedule, invariant), x, bias)  # type: ignore[no-any-return]
     if backend is None and schedule is None and not invariant and type(w) is Prepared and is_torch(x):
         direct: ArrayT | None = at_once(x, w, bias, activations)
         if direct is not None:
@@ -294,6 +303,15 @@ def linear(
         check_memory("linear", bias)
     y = product(x, w, bias, activations, backend, schedule, invariant)
     return y
+
+
+@constant
+def _linear_call(w: Weight, activations: str, backend: str | None, schedule: str | None, invariant: bool) -> str:
+    def computed(w: Weight, x: Any, bias: Any) -> Any:
+        return linear(x, w, bias, activations=activations, backend=backend, schedule=schedule, invariant=invariant)
+
+    n = w.shape[0]
+    return record(computed, lambda x, bias: x.new_empty((*x.shape[:-1], n)), w)
 
 
 def product(
@@ -326,6 +344,8 @@ def embedding(ids: ArrayT, w: Weight, *, dtype: Any = "float32", backend: str | 
     Returns (*ids.shape, k) of `dtype`, in ids' framework and on its device. Raises ShapeError for
     an index out of range.
     """
+    if is_recordable(ids) and _has_axes(2, w):
+        return call(_embedding_call(w, dtype, backend), ids)  # type: ignore[no-any-return]
     n, k = _check_w("embedding", w, 2)
     word = str(dtype).removeprefix("torch.")
     check_memory("embedding", ids)
@@ -344,6 +364,17 @@ def embedding(ids: ArrayT, w: Weight, *, dtype: Any = "float32", backend: str | 
         raise ShapeError(f"[embedding] ids run from {flat.min()} to {flat.max()}; the table has rows 0 to {n - 1}")
     rows = like(chosen.embedding(flat, prepared, word), ids).reshape(*index.shape, k)
     return rows
+
+
+@constant
+def _embedding_call(w: Weight, dtype: Any, backend: str | None) -> str:
+    known = getattr(sys.modules["torch"], str(dtype).removeprefix("torch."), None)
+    k = w.shape[1]
+    return record(
+        lambda w, ids: embedding(ids, w, dtype=dtype, backend=backend),
+        lambda ids: ids.new_empty((*ids.shape, k), dtype=known),
+        w,
+    )
 
 
 @overload
@@ -433,6 +464,10 @@ def experts(
     in float32, in order of t. Returns (m, h) in x's dtype. Raises ShapeError when shapes or
     topk_ids do not fit.
     """
+    biases = (gate_up_bias, down_bias, up_bias)
+    if is_recordable(x, topk_ids, topk_weights, *biases) and _has_axes(3, gate_up, down, gate_up if up is None else up):
+        name = _experts_call(gate_up, down, up, gate, interleaved, activations, backend, invariant)
+        return call(name, x, topk_ids, topk_weights, *biases)  # type: ignore[no-any-return]
     _check_mode("experts", activations, None)
     x = _check_x("experts", x)
     e, n, k = _check_w("experts", gate_up, 3)
@@ -501,6 +536,25 @@ def experts(
     with np.errstate(over="ignore"):
         out: ArrayT = like(y.astype(to_numpy(flat).dtype), x).reshape(*lead, h)
     return out
+
+
+@constant
+def _experts_call(
+    gate_up: Weight, down: Weight, up: Weight | None, gate: str, interleaved: bool, activations: str, backend: str | None,
+    invariant: bool,
+) -> str:  # fmt: skip
+    weights = (gate_up, down) if up is None else (gate_up, down, up)
+
+    def computed(*given: Any) -> Any:
+        first, last, *rest = given[: len(weights)]
+        x, ids, share, *biases = given[len(weights) :]
+        return experts(
+            x, first, last, ids, share, gate=gate, interleaved=interleaved, gate_up_bias=biases[0], down_bias=biases[1],
+            up=rest[0] if rest else None, up_bias=biases[2], activations=activations, backend=backend, invariant=invariant,
+        )  # fmt: skip
+
+    h = down.shape[1]
+    return record(computed, lambda x, *rest: x.new_empty((*x.shape[:-1], h)), *weights)
 
 
 __all__ = ["Format", "Prepared", "Weight", "apply_gate", "choose", "dequantize", "embedding", "experts", "linear", "prepare"]

@@ -121,7 +121,8 @@ _PAIR = "(Tensor g, Tensor x, Tensor topk_ids, Tensor topk_weights, {} handle) -
 
 @_operator("halfbyte::experts_gradient", _PAIR.format("SymInt"))  # type: ignore[untyped-decorator]
 def _experts_gradient(g: Tensor, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: int) -> tuple[Tensor, Tensor]:
-    return _modules[handle].gradient(g, x, topk_ids, topk_weights)
+    found: tuple[Tensor, Tensor] = _modules[handle].gradient(g, x, topk_ids, topk_weights)
+    return found
 
 
 @_experts_gradient.register_fake  # type: ignore[untyped-decorator]
@@ -166,7 +167,8 @@ def _experts_at(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: Tenso
 
 @_operator("halfbyte::experts_gradient_at", _PAIR.format("Tensor"))  # type: ignore[untyped-decorator]
 def _experts_gradient_at(g: Tensor, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: Tensor) -> tuple[Tensor, Tensor]:
-    return _modules[int(handle)].gradient(g, x, topk_ids, topk_weights)
+    found: tuple[Tensor, Tensor] = _modules[int(handle)].gradient(g, x, topk_ids, topk_weights)
+    return found
 
 
 @_operator("halfbyte::embedding_at", "(Tensor ids, Tensor handle, SymInt k, ScalarType dtype) -> Tensor")  # type: ignore[untyped-decorator]

@@ -11,6 +11,7 @@ decoding step low. A packed weight has no gradient: train an adapter beside it.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .. import ops
 from ..backends import Prepared
 from ..backends.cpu import native
 from ..numerics.array_interop import check_memory, check_storage, check_tensor
+from . import custom_ops
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SLAB_BYTES = 1 << 26
@@ -32,6 +34,9 @@ def linear(x: Tensor, w: Prepared, bias: Tensor | None = None, activations: str 
     Differentiable with respect to x and bias; in the int8 mode the gradient is that of the exact
     product (the rounding of x passes it on unchanged). Raises what `ops.linear` raises.
     """
+    if torch.compiler.is_dynamo_compiling():
+        traced: Tensor = torch.ops.halfbyte.linear(x, bias, int(_handle(w, activations)), w.shape[0])
+        return traced
     y: Tensor | None = ops.at_once(x, w, bias, activations)
     if y is not None:
         return y
@@ -63,6 +68,9 @@ def embedding(ids: Tensor, w: Prepared, dtype: torch.dtype) -> Tensor:
 
     A single index on the CPU, as in a decoding step, goes to the native core directly.
     """
+    if torch.compiler.is_dynamo_compiling():
+        traced: Tensor = ops.embedding(ids, w, dtype=dtype)
+        return traced
     check_tensor("embedding", "ids", ids)
     check_memory("embedding", ids)
     return rows(ids, w, dtype)
@@ -102,6 +110,38 @@ def gradient(g: Tensor, w: Prepared, bounds: tuple[int, int] | None = None) -> T
         dense = ops.embedding(torch.arange(start, stop, device=g.device), w, dtype=dtype)
         total += flat[:, start - first : stop - first] @ dense
     return total.to(g.dtype).reshape(*g.shape[:-1], k)
+
+
+class _Product:
+    """What `halfbyte::linear` computes for a weight that is in no module."""
+
+    def __init__(self, w: Prepared, activations: str) -> None:
+        self.weight, self.activations = weakref.ref(w), activations
+
+    def compute(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        w = self.weight()
+        assert w is not None  # the product is dropped with its weight
+        return linear(x, w, bias, self.activations)
+
+    def gradient(self, g: Tensor) -> Tensor:
+        w = self.weight()
+        assert w is not None
+        return gradient(g, w)
+
+
+_products: dict[str, _Product] = {}
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _handle(w: Prepared, activations: str) -> str:
+    """The number of a product for the operators, as a string: torch.compile would make a number a
+    symbol.
+    """
+    product = _Product(w, activations)
+    number = str(custom_ops.register(product).number)
+    _products[number] = product
+    weakref.finalize(w, _products.pop, number, None)
+    return number
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc] # torch is not type-checked

@@ -1,0 +1,93 @@
+"""A call on torch tensors that `torch.compile` records as one operation: its compiler, Dynamo, would
+trace the NumPy code of the verbs, which it cannot.
+
+    halfbyte::call(inputs, name) -> Tensor        the function recorded under `name`, of the inputs
+
+A function is recorded for as long as the weights it computes with exist; Dynamo compiles anew for
+other weights. torch is used only where the caller has imported it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from ..errors import BackendError
+from .array_interop import is_torch, records_gradient
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+class _Call(NamedTuple):
+    function: Callable[..., Any]
+    fake: Callable[..., Any]
+    objects: tuple[weakref.ref[Any], ...]
+
+
+_calls: dict[str, _Call] = {}
+_numbers = itertools.count(1)
+
+
+def constant(function: FunctionT) -> FunctionT:
+    """`torch.compiler.assume_constant_result`, without torch: Dynamo calls `function` once while it
+    traces, and guards the identity of the objects it was given.
+    """
+    function.__dict__["_dynamo_marked_constant"] = True
+    return function
+
+
+def is_recordable(*inputs: Any) -> bool:
+    """True where Dynamo traces the caller, and the inputs are tensors that record no gradient, or
+    None.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.compiler.is_dynamo_compiling():
+        return False
+    return all(x is None or (is_torch(x) and not records_gradient(x)) for x in inputs)
+
+
+def record(function: Callable[..., Any], fake: Callable[..., Any], *objects: Any) -> str:
+    """A name for `call`, valid while the objects exist.
+
+    function  (*objects, *inputs) -> a new tensor
+    fake      the inputs without memory -> an empty tensor of the result's shape and dtype
+    """
+    _define()
+    name = str(next(_numbers))
+    _calls[name] = _Call(function, fake, tuple(weakref.ref(o) for o in objects))
+    for o in objects:
+        weakref.finalize(o, _calls.pop, name, None)
+    return name
+
+
+def call(name: str, *inputs: Any) -> Any:
+    """The recorded function of the inputs, as one operation of the graph that is traced."""
+    torch = sys.modules["torch"]
+    return torch.ops.halfbyte.call([None if x is None else x.detach() for x in inputs], name)
+
+
+def _recorded(name: str) -> _Call:
+    if name not in _calls:
+        raise BackendError(
+            f"[compile] call {name} of a graph whose weight no longer exists; keep the weight while the graph is used"
+        )
+    return _calls[name]
+
+
+@functools.cache
+def _define() -> None:
+    """Define the operator, once."""
+    library = sys.modules["torch"].library
+
+    @library.custom_op("halfbyte::call", mutates_args=(), schema="(Tensor?[] inputs, str name) -> Tensor")  # type: ignore[untyped-decorator]
+    def operator(inputs: list[Any], name: str) -> Any:
+        known = _recorded(name)
+        return known.function(*(o() for o in known.objects), *inputs)
+
+    @operator.register_fake  # type: ignore[untyped-decorator]
+    def _(inputs: list[Any], name: str) -> Any:
+        return _recorded(name).fake(*inputs)
