@@ -10,7 +10,7 @@ import halfbyte as hb
 import torch
 from halfbyte.errors import BackendError, ShapeError
 from halfbyte.numerics import opaque_call
-from halfbyte.torch import QExperts, linear
+from halfbyte.torch import linear
 from support.transform_matrix import activations, weight
 
 X, IDS = activations(3, 64), torch.tensor([[0, 7]])
@@ -72,17 +72,3 @@ def test_what_is_recorded_goes_with_the_weight():
     assert set(opaque_call._calls) == before
     with pytest.raises(BackendError, match=r"^\[compile\] call \d+ of a graph whose weight no longer exists"):
         opaque_call.call(name, X)
-
-
-def test_compiled_experts_pass_the_gradients_of_the_plain_call():
-    """Of x and of the routing weights, also where stacks are of different formats."""
-    mixed = {"gate_proj": weight("int4:g32", 2, 64, 64), "up_proj": weight("nvfp4", 2, 64, 64), "down_proj": DOWN}
-    for weights in ({"gate_up_proj": UP, "down_proj": DOWN}, mixed):
-        module = QExperts(weights)
-        found = []
-        for call in (module, compiled(module, "aot_eager")):
-            x, share = X.clone().requires_grad_(), ROUTED[2].clone().requires_grad_()
-            call(x, ROUTED[1], share).square().sum().backward()
-            found.append((x.grad, share.grad))
-        assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-4) for a, b in zip(*found, strict=True))
-        assert all(bool(g.any()) for g in found[0])

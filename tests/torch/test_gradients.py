@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.exc import BackendCompilerFailed
 
 import halfbyte as hb
 import torch
@@ -225,13 +224,19 @@ def test_one_compiled_graph_forward_and_back(kind):
     torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)
 
 
-def test_a_compiled_graph_passes_none_through_experts_and_says_so():
+def test_compiled_experts_pass_the_gradients_of_the_plain_call():
+    """Of x and of the routing weights, also where stacks are of different formats."""
     fmt = format_named("int4", 32)
-    module = QExperts({"gate_up_proj": finite_tensor(fmt, (2, 64, 32), 0), "down_proj": finite_tensor(fmt, (2, 32, 32), 1)})
-    compiled = torch.compile(lambda x, i, s: module(x, i, s).sum(), fullgraph=True, backend="aot_eager")
-    x = torch.randn(3, 32, requires_grad=True)
-    with pytest.raises(BackendCompilerFailed, match=r"\[experts\] a compiled graph passes no gradient"):
-        compiled(x, torch.zeros(3, 1, dtype=torch.long), torch.ones(3, 1))
+    gate, up, down = finite_tensor(fmt, (2, 32, 32), 0), finite_tensor(format_named("uint3", 32), (2, 32, 32), 1), (2, 32, 32)
+    separate = {"gate_proj": gate, "up_proj": up, "down_proj": finite_tensor(fmt, down, 2)}
+    for weights in ({"gate_up_proj": finite_tensor(fmt, (2, 64, 32), 0), "down_proj": finite_tensor(fmt, down, 1)}, separate):
+        module, found = QExperts(weights), []
+        ids, start = torch.tensor([[0, 1], [1, 0], [1, 1]]), torch.randn(3, 32)
+        for call in (module, torch.compile(module, fullgraph=True, backend="aot_eager")):
+            x, share = start.clone().requires_grad_(), torch.tensor([[0.5, 0.5], [0.25, 0.75], [1.0, 0.0]], requires_grad=True)
+            call(x, ids, share).sum().backward()
+            found.append((x.grad, share.grad))
+        assert all(torch.equal(a, b) and bool(a.any()) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("name", ["linear", "linear_gradient", "embedding", "experts"])

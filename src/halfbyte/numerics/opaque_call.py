@@ -73,7 +73,8 @@ def call(name: str, *inputs: Any) -> Any:
 def _recorded(name: str) -> _Call:
     if name not in _calls:
         raise BackendError(
-            f"[compile] call {name} of a graph whose weight no longer exists; keep the weight while the graph is used"
+            f"[compile] call {name} of a graph whose weight no longer exists; allowed: weights that live as long as the "
+            "graph; keep a reference to it"
         )
     return _calls[name]
 
