@@ -1,5 +1,5 @@
-"""A call on torch tensors that `torch.compile` records as one operation: its compiler, Dynamo, would
-trace the NumPy code of the verbs, which it cannot.
+"""A call on torch tensors that `torch.compile` records as one operation: its compiler, Dynamo,
+cannot trace the NumPy code of the verbs.
 
     halfbyte::call(inputs, name) -> Tensor        the function recorded under `name`, of the inputs
 
