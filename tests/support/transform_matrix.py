@@ -910,7 +910,9 @@ def _equal(got: Any, want: Any, exact: bool) -> bool:
     if isinstance(got, Tensor) and isinstance(want, Tensor):
         if got.shape != want.shape or got.dtype != want.dtype:
             return False
-        return torch.equal(got, want) or (not exact and torch.allclose(got, want, rtol=1e-5, atol=1e-4))
+        if torch.equal(got, want) or (bool(want.isnan().any()) and torch.allclose(got, want, rtol=0, atol=0, equal_nan=True)):
+            return True
+        return not exact and torch.allclose(got, want, rtol=1e-5, atol=1e-4)
     return type(got) is type(want) and bool(got == want)
 
 
