@@ -5,8 +5,6 @@ the same folder in transformers; what config.json does not state is left to tran
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,14 @@ from halfbyte.errors import CheckpointError, ShapeError
 from halfbyte.generation.chat import Chat
 from halfbyte.generation.native_model import DenseTable, native_model, native_reader
 from halfbyte.generation.native_tokenizer import NativeTokenizer, templated_tokenizer, tokenizer_of_folder
-from halfbyte.generation.single import Generation, end_tokens
+from halfbyte.generation.single import end_tokens
 from halfbyte.transformers import load_model
 from halfbyte.transformers.decode.session import DecodeSession
 from support.cpu_weights import needs_native
 from support.gguf_models import LLAMA3, dense_model, write
 from support.gguf_writer import Q8_0
 from support.tiny_models import agree, write_tiny
+from support.without_torch import check_same_text
 
 pytestmark = needs_native
 FEEDS = ([5, 7, 11], [8], [9], [10, 3], *([t] for t in range(20, 32)), [6, 6, 6, 12, 13, 14, 15, 16, 17], [12])
@@ -202,25 +201,8 @@ def test_the_ends_of_generation_config_end_a_text(tmp_path):
         assert templated_tokenizer(checkpoint)[1] == {2, 7, 9}
 
 
-WITHOUT_TORCH = """
-import sys
-for name in ("torch", "transformers"):
-    sys.modules[name] = None
-from halfbyte.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 def test_the_command_needs_no_torch(tmp_path):
-    path = of_gguf(tmp_path, "qwen2")
-    command = ["generate", str(path), "-p", "abc", "-n", "9", "--json"]
-    run = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *command], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    ours = json.loads(run.stdout.splitlines()[-1])
-    assert ours["engine"] == "native"
-    theirs = Generation(*load_model(path), "abc", max_tokens=9)
-    assert [p.token for p in theirs] == [json.loads(line)["token"] for line in run.stdout.splitlines()[:-1]]
-    assert (ours["text"], ours["stopped"]) == (theirs.text, theirs.stopped)
+    check_same_text(of_gguf(tmp_path, "qwen2"))
 
 
 def test_a_tokenizer_that_cannot_be_read_here(tmp_path, capsys):

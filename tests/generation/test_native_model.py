@@ -5,8 +5,6 @@ file in transformers.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from support.gguf_families import FAMILIES, family_model, write_family
 from support.gguf_models import LLAMA3, MODELS, YARN, dense_model, write
 from support.gguf_writer import F16, F32, Q8_0, Tensor
 from support.tiny_models import agree
+from support.without_torch import check_same_text
 
 pytestmark = needs_native
 COMPUTED = ("llama", "llama-tied-bias", "llama-3", "qwen2", "qwen2-yarn", "qwen3", "gemma3")
@@ -241,26 +240,8 @@ def test_a_text_longer_than_the_window(gemma):
     assert np.abs(logits[best] - np.asarray(values)).max() < TIE
 
 
-WITHOUT_TORCH = """
-import sys
-for name in ("torch", "transformers"):
-    sys.modules[name] = None
-from halfbyte.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 def test_the_command_needs_no_torch(tmp_path):
-    path = packed_file(tmp_path, "llama")
-    command = ["generate", str(path), "-p", "abc", "-n", "9", "--json"]
-    run = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *command], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    ours = json.loads(run.stdout.splitlines()[-1])
-    assert ours["engine"] == "native"
-    model, tokenizer = load_model(path)
-    theirs = Generation(model, tokenizer, "abc", max_tokens=9)
-    assert [p.token for p in theirs] == [json.loads(line)["token"] for line in run.stdout.splitlines()[:-1]]
-    assert (ours["text"], ours["stopped"]) == (theirs.text, theirs.stopped)
+    check_same_text(packed_file(tmp_path, "llama"))
 
 
 def test_the_engine_that_is_asked_for_computes(tmp_path, capsys):

@@ -222,32 +222,26 @@ def _profiler() -> Any:
 
 
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def _changed(state: Callable[[], Any], change: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    """A setting of torch with another value."""
+    before = state()
+    change(value)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        change(before)
 
 
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+def _threads(count: int) -> Any:
+    return _changed(torch.get_num_threads, torch.set_num_threads, count)
 
 
-@contextlib.contextmanager
-def _deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+def _default_dtype(dtype: torch.dtype) -> Any:
+    return _changed(torch.get_default_dtype, torch.set_default_dtype, dtype)
+
+
+def _deterministic() -> Any:
+    return _changed(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True)
 
 
 MODES: dict[str, Callable[[], Any]] = {

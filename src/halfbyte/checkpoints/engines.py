@@ -173,17 +173,26 @@ def _other_integers(f: Facts) -> bool:
     return f.bits not in (0, 4) and not _floats(f) and not words & {"int-quantized", "naive-quantized"}
 
 
+def amx_multiplies(block: Any) -> bool:
+    """Whether vLLM's kernel for AMX takes FP8 with a scale for each block of [outputs, inputs]."""
+    return block in ([n, 128] for n in range(32, 1025, 32))
+
+
+def is_fp8(group: Any) -> bool:
+    """Whether a group of compressed-tensors' `config_groups` has weights in FP8."""
+    return bool(_value(group, "weights", "type") == "float" and _value(group, "weights", "num_bits") == 8)
+
+
 def _fp8_blocks(f: Facts) -> bool:
     """FP8 in blocks that vLLM's AMX kernel does not take, or on a CPU without AMX."""
     stated = [f.config.get("weight_block_size"), *(_value(g, "weights", "block_structure") for g in _groups(f.config))]
     blocks = [block for block in stated if isinstance(block, list)]
-    return bool(blocks) and not ("amx_tile" in cpu_flags() and all(b in ([n, 128] for n in range(32, 1025, 32)) for b in blocks))
+    return bool(blocks) and not ("amx_tile" in cpu_flags() and all(map(amx_multiplies, blocks)))
 
 
 def _fp8_weights_alone(f: Facts) -> bool:
     """FP8 of compressed-tensors whose activations stay dense."""
-    groups = [g for g in _groups(f.config) if _value(g, "weights", "type") == "float" and _value(g, "weights", "num_bits") == 8]
-    return any(not g.get("input_activations") for g in groups)
+    return any(is_fp8(g) and not g.get("input_activations") for g in _groups(f.config))
 
 
 def _not_32(f: Facts) -> bool:

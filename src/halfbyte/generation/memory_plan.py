@@ -36,7 +36,7 @@ from .single import prompt_chunk
 
 RUNNING = 24 << 20
 """Bytes that a run takes besides: generation's modules, the allocator's unused parts. The peak of
-Gemma 3 270M was 20 to 29 MB above the sum of the others in three environments.
+Gemma 3 270M was 20 to 39 MB above the sum of the others in two environments, and 55 under tests.
 """
 CUDA_OVERHEAD = 690_000_000
 """A CUDA context (651 MB) and cuBLAS's workspace (36 MB), as measured on an H200

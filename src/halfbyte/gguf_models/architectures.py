@@ -259,10 +259,7 @@ def _hunyuan_vl(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 def _mellum(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     """Three local layers, whose rotation is never stretched, then a global one."""
     window = keys.get("attention.sliding_window", "integer", 0)
-    local = keys.flags("attention.sliding_window_pattern", keys.layers)
-    if local is None:
-        period = keys.size("attention.sliding_window_pattern", 4)
-        local = [(i + 1) % period != 0 for i in range(keys.layers)]
+    local = keys.local_layers(4)
     rope = config["rope_parameters"]
     base = keys.positive("rope.freq_base_swa", rope["rope_theta"])
     return {
@@ -283,10 +280,7 @@ def _smallthinker(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     is global and rotates.
     """
     window = keys.get("attention.sliding_window", "integer", 0)
-    local = keys.flags("attention.sliding_window_pattern", keys.layers)
-    if local is None:
-        period = keys.size("attention.sliding_window_pattern", 4)
-        local = [i % period != 0 for i in range(keys.layers)]
+    local = keys.local_layers(4, global_first=True)
     scores = keys.get("expert_gating_func", "integer", SOFTMAX) or SOFTMAX
     if scores not in (SOFTMAX, SIGMOID):
         raise keys.refuse(f"that scores experts by function {scores}; {SOFTMAX} (softmax) and {SIGMOID} (sigmoid) are read")

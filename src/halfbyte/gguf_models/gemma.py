@@ -38,10 +38,7 @@ def _gemma2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 def _kinds(keys: Keys, period: int) -> list[str]:
     """Local layers with a global one at the end of each period, or what the file states of each."""
-    local = keys.flags("attention.sliding_window_pattern", keys.layers)
-    if local is None:
-        local = [(i + 1) % keys.size("attention.sliding_window_pattern", period) != 0 for i in range(keys.layers)]
-    return ["sliding_attention" if flag else "full_attention" for flag in local]
+    return ["sliding_attention" if flag else "full_attention" for flag in keys.local_layers(period)]
 
 
 def _gemma3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:

@@ -79,6 +79,16 @@ class Keys:
             raise self.error(f"key '{name}' has {self.metadata.length(name)} values; there are {layers} layers")
         return [bool(v) for v in self.metadata[name][:layers]]
 
+    def local_layers(self, period: int, *, global_first: bool = False) -> list[bool]:
+        """Which layers have a window: what the file states of each, else all but the last of every
+        period, or with `global_first` the first. `period` is for files that state none.
+        """
+        local = self.flags("attention.sliding_window_pattern", self.layers)
+        if local is None:
+            length = self.size("attention.sliding_window_pattern", period)
+            local = [(i + (not global_first)) % length != 0 for i in range(self.layers)]
+        return local
+
     def numbers(self, name: str, layers: int) -> list[float]:
         """A finite number for each layer, of a key with its whole name: an array, or one for all."""
         if name in self.metadata and self.metadata.type_name(name).startswith("array[float"):

@@ -25,6 +25,7 @@ from vllm.platforms import current_platform
 import torch
 from torch import nn
 
+from ..checkpoints.engines import amx_multiplies, is_fp8
 from ..errors import BackendError
 from .source import Projection, Source
 
@@ -55,7 +56,7 @@ def _cpu_refusal(method: str, settings: Mapping[str, Any], hf_config: Any) -> st
         integers = [settings.get("bits", 4), *(w.get("num_bits", 4) for w in weights if w.get("type", "int") == "int")]
         if any(bits != 4 for bits in integers):
             return "the kernel for CPUs multiplies packed integers of 4 bits, no others"
-    if any(_is_fp8(group) and not group.get("input_activations") for group in groups):
+    if any(is_fp8(group) and not group.get("input_activations") for group in groups):
         return "no kernel on CPUs for FP8 weights with activations that are not FP8"
     blocks = [settings.get("weight_block_size"), *(w.get("block_structure") for w in weights)]
     if any(block is not None and not _has_fp8_kernel(block) for block in blocks):
@@ -66,12 +67,6 @@ def _cpu_refusal(method: str, settings: Mapping[str, Any], hf_config: Any) -> st
     return None
 
 
-def _is_fp8(group: Mapping[str, Any]) -> bool:
-    """Whether a group of compressed-tensors' `config_groups` has weights in FP8."""
-    weights = group.get("weights")
-    return isinstance(weights, dict) and weights.get("type") == "float" and weights.get("num_bits") == 8
-
-
 def _has_integer_kernel() -> bool:
     """Whether vLLM's build for this CPU multiplies packed integers: that for AVX2 does not."""
     current_platform.import_kernels()
@@ -80,8 +75,7 @@ def _has_integer_kernel() -> bool:
 
 def _has_fp8_kernel(block: Any) -> bool:
     """Whether vLLM multiplies FP8 with a scale for each block of [outputs, inputs] on this CPU."""
-    amx: bool = torch.cpu._is_amx_tile_supported()
-    return amx and block in ([n, 128] for n in range(32, 1025, 32))
+    return bool(torch.cpu._is_amx_tile_supported()) and amx_multiplies(block)
 
 
 _opened: dict[str, Source] = {}
