@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError
 from .drawing import ChatTemplate, MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
-from .engine import ActivationsOption, Engine, EngineOption, native_engine
+from .engine import ActivationsOption, Engine, EngineOption, text_model
 from .failures import complain
-from .opening import AllowUnknown, ConfigOption, config_of, open_with
+from .opening import AllowUnknown, ConfigOption
 from .terminal import print_json, printable
 
 COMMANDS = """/help            this text
@@ -49,40 +49,39 @@ def chat(
     output. Without options a reply is drawn as llama.cpp draws it, with a repeat penalty of 1.1,
     because small models repeat their likeliest words; --temperature 0 takes the likeliest.
     """
-    stop_ids: set[int] | None = None
-    with open_with(path, config, allow_unknown) as checkpoint:  # what is damaged is reported before torch is imported
-        from ..generation.single import Sampling
+    from ..generation.single import Sampling
 
-        sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
-        path = checkpoint.path
-        native = native_engine(checkpoint, "chat", engine, activations=activations, backend=backend, device=device)
-        if native is not None:
-            from ..generation.native_tokenizer import templated_tokenizer
-
-            os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise to install torch
-            tokenizer, stop_ids = templated_tokenizer(checkpoint)
-            model: Any = native.model()
+    sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
+    loaded = text_model(
+        path,
+        "chat",
+        engine,
+        activations=activations,
+        backend=backend,
+        device=device,
+        templates=True,
+        config=config,
+        allow_unknown=allow_unknown,
+    )
+    tokenizer = loaded.tokenizer
     from ..generation.chat import Chat
     from ..generation.templates import template_named
 
-    if native is None:
-        from ..transformers import load_model
-
-        model, tokenizer = load_model(
-            path, activations=activations, backend=backend, device=device, config=config_of(config),
-            allow_unknown=allow_unknown or (),
-        )  # fmt: skip
-    if tokenizer is None:
-        raise UnsupportedError(f"[chat] {path} has no tokenizer; put its tokenizer.json beside the weights")
     if chat_template is None and not getattr(tokenizer, "chat_template", None):
         complain("note: the tokenizer has no chat template; ChatML is used, which the model may not have been made for")
         chat_template = "chatml"
     template, ends = (None, ()) if chat_template is None else template_named(chat_template)
     stops = (*(stop or ()), *ends)
     talk = Chat(
-        model, tokenizer, system=system, max_tokens=max_tokens, sampling=sampling, template=template, stop=stops,
-        stop_ids=stop_ids,
-    )  # fmt: skip
+        loaded.model,
+        tokenizer,
+        system=system,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        template=template,
+        stop=stops,
+        stop_ids=loaded.ends,
+    )
     if sys.stdin.isatty():
         print("/help lists commands", file=sys.stderr)
     while (message := _message()) is not None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from enum import Enum
 from pathlib import Path
@@ -82,6 +83,7 @@ class TextModel(NamedTuple):
     size     its weights and bytes
     engine   "native" or "transformers"
     ready_s  seconds of loading, without imports
+    ends     tokens that end a reply, None where the tokenizer knows them
     """
 
     path: Path
@@ -90,6 +92,7 @@ class TextModel(NamedTuple):
     size: Any
     engine: str
     ready_s: float
+    ends: set[int] | None = None
 
 
 def text_model(
@@ -102,10 +105,12 @@ def text_model(
     device: str,
     dtype: str | None = None,
     prompts: int = 1,
+    templates: bool = False,
     config: str | None = None,
     allow_unknown: list[str] | None = None,
 ) -> TextModel:
-    """Load the model of a checkpoint and its tokenizer.
+    """Load the model of a checkpoint and its tokenizer; `templates` if the tokenizer has to write
+    conversations.
 
     Raises UnsupportedError for a checkpoint without the config.json or the tokenizer of a model,
     and as `native_engine`; CheckpointError for a damaged or incomplete file.
@@ -124,12 +129,18 @@ def text_model(
             activations=activations, backend=backend, device=device, dtype=dtype, prompts=prompts,
         )  # fmt: skip
         if native is not None:
-            from ..generation.native_tokenizer import NativeTokenizer
+            from ..generation.native_tokenizer import NativeTokenizer, templated_tokenizer
 
             # The tokenizer first: making it takes, for a moment, as much memory as a small model.
-            tokenizer: Any = NativeTokenizer(checkpoint)
+            ends: set[int] | None = None
+            if templates:
+                os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise to install torch
+                tokenizer: Any
+                tokenizer, ends = templated_tokenizer(checkpoint)
+            else:
+                tokenizer = NativeTokenizer(checkpoint)
             model: Any = native.model()
-            return TextModel(path, model, tokenizer, model.size, "native", time.perf_counter() - start)
+            return TextModel(path, model, tokenizer, model.size, "native", time.perf_counter() - start, ends)
     from ..transformers import import_model_code, load_model, model_size
 
     import_model_code(path, config_of(config))

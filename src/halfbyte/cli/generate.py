@@ -45,11 +45,20 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
     if len(prompt) > 1 and stop:
         raise UnsupportedError("[generate] --stop with several prompts; give one prompt a run")
-    path, model, tokenizer, size, computed, ready_s = text_model(
-        path, "generate", engine, activations=activations, backend=backend, device=device, dtype=dtype, prompts=len(prompt),
-        config=config, allow_unknown=allow_unknown,
-    )  # fmt: skip
-    facts = {"path": str(path), "activations": activations, "engine": computed}
+    loaded = text_model(
+        path,
+        "generate",
+        engine,
+        activations=activations,
+        backend=backend,
+        device=device,
+        dtype=dtype,
+        prompts=len(prompt),
+        config=config,
+        allow_unknown=allow_unknown,
+    )
+    model, tokenizer, size, ready_s = loaded.model, loaded.tokenizer, loaded.size, loaded.ready_s
+    facts = {"path": str(loaded.path), "activations": activations, "engine": loaded.engine}
     texts = [sys.stdin.read() if p == "-" else p for p in prompt]
     if len(texts) > 1:
         from ..generation.batch import BatchGeneration
