@@ -37,10 +37,7 @@ def _no_token_types(keys: Keys, config: dict[str, Any]) -> dict[str, NDArray[Any
 def _modern_bert(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     """A global layer, then local ones, in periods; the window is what both sides have together."""
     window = keys.get("attention.sliding_window", "integer", 0)
-    local = keys.flags("attention.sliding_window_pattern", keys.layers)
-    if local is None:
-        period = keys.size("attention.sliding_window_pattern", 3)
-        local = [bool(window) and i % period != 0 for i in range(keys.layers)]
+    local = keys.local_layers(3, global_first=True) if window else [False] * keys.layers
     act = keys.get("hidden_activation", "string", "gelu")
     if act not in ("gelu", "silu"):
         raise keys.refuse(f"with activation {act!r}; gelu and silu are read")
