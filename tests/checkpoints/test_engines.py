@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -401,3 +402,23 @@ def test_a_release_in_a_rules_reason_is_the_one_from_which_it_applies():
     ]
     assert len(named) >= 4
     assert [(r.reason, r.since) for r, text in named if r.since and r.since != tuple(map(int, text.split(".")))] == []
+
+
+def reads_the_weight(function: Callable) -> bool:
+    """Whether a condition, or a function of the module that it calls, looks at one weight."""
+    names = set(function.__code__.co_names)
+    called = [getattr(engines, name, None) for name in names]
+    return bool(names & {"info", "bits", "experts"}) or any(reads_the_weight(c) for c in called if hasattr(c, "__code__"))
+
+
+def test_a_rule_that_looks_at_no_weight_speaks_once_of_the_whole():
+    """Of each weight it would say the same again."""
+    assert [r.reason for r in RULES if r.whole == reads_the_weight(r.applies)] == []
+
+
+@pytest.mark.parametrize("where", ["no shards", "the network"])
+def test_tensor_scales_that_cannot_be_read_here_predict_nothing(where):
+    checkpoint = Stub("compressed-tensors", key=f"{AT}self_attn.q_proj", bits="nvfp4:g16")
+    if where == "the network":  # two names of a fused group; reading either is an error
+        checkpoint.shards, checkpoint.remote = (f"{AT}self_attn.{n}_proj.weight_global_scale" for n in "qk"), "hub"
+    assert [p.verdict for p in predictions(checkpoint, "vllm")] == ["fine"]

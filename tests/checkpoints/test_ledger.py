@@ -41,6 +41,20 @@ def test_the_absent_name_is_of_the_alternative_most_in_use(names, there, reporte
 
 
 @pytest.mark.parametrize(
+    ("names", "by", "why"),
+    [
+        ((("a",), ("b",), ("c",), ("d",)), "the header", "the header requires it or b or c"),  # two others at most
+        ((("a",), ("b", "c"), ("d",)), "the header", "the header requires it or d"),  # of one name each
+        ((("a",),), "the header", "the header requires it"),
+        ((("a",), ("b",)), "config.json", "config.json requires it"),
+    ],
+)
+def test_an_absent_name_of_a_header_comes_with_other_names_for_it(names, by, why) -> None:
+    (entry,) = requirement_entries([Requirement(names)], {}, {}, by)
+    assert (entry.name, entry.why) == ("a", why)
+
+
+@pytest.mark.parametrize(
     ("shape", "expected", "wrong"),
     [
         ((8, 16), (8, 16), False), ((8, 16), (8, None), False), ((8, 16), (None, None), False), ((8, 16), (9, 16), True),

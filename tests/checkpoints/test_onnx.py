@@ -5,6 +5,7 @@ refused.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -325,6 +326,23 @@ def test_a_vector_has_one_scale(tmp_path):
         graph.dequantize("w", codes("int8", (64,)), "int8", scales((64,) if "block_size" not in axis else (2,)), **axis)
         with pytest.raises(HalfbyteError, match=r"several scales of a vector \[64\]; one scale is read"):
             hb.open(graph.save(tmp_path / "m.onnx"))["w"]
+
+
+@pytest.mark.parametrize("axes", [(), (3,)])
+def test_a_quantized_bias_has_one_scale_or_one_a_value(axes, tmp_path):
+    values = RNG.integers(-9, 9, axes).astype(np.int32)
+    for count in (0, 1, 2, 3, 4):
+        graph = Graph()
+        per = scales((count,))
+        graph.node("DequantizeLinear", [graph.constant("c_quantized", values), graph.constant("c_scale", per)], "c")
+        graph.output("c")
+        with hb.open(graph.save(tmp_path / "m.onnx")) as checkpoint:
+            assert checkpoint.info("c").shape == axes
+            if count == 1 or (count,) == axes:
+                assert np.array_equal(checkpoint["c"], (values * per.astype(np.float64)).astype(np.float32).reshape(axes))
+            else:
+                with pytest.raises(CheckpointError, match=rf"'c' has {count} scales for {re.escape(str(list(axes)))} values"):
+                    checkpoint["c"]
 
 
 @pytest.mark.parametrize("multiplied", [True, False])

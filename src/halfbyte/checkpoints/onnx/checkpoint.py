@@ -128,7 +128,7 @@ class ONNXCheckpoint(Checkpoint):
                 f"[onnx] {self.path}: {weight.key!r} has {parts['scales'].size} scales for {list(values.shape)} values"
             )
         scales = parts["scales"]
-        return np.asarray((values * scales.astype(np.float64)).astype(scales.dtype))
+        return np.asarray((values * scales.astype(np.float64)).astype(scales.dtype)).reshape(parts["codes"].shape)
 
     def ledger(self) -> Ledger:
         entries: list[Entry] = []
