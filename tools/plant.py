@@ -8,7 +8,7 @@
 triton   the portable kernels in Triton's interpreter
 cuda     the decoders' assembly and the Gluon kernels, whose tests execute both on the CPU
 metal    the shaders, compiled for the CPU
-avx2 avx512 scalar neon    the native core with that instruction set
+avx2 avx512 amx scalar neon    the native core with that instruction set
 
 A fault of a Triton, Gluon or Metal kernel replaces one text in a copy of src/. The faults of the
 native core are compiled at once, each behind a number that the environment variable HB_PLANT
@@ -359,7 +359,7 @@ NATIVE = [
         "int8: activations four inputs behind",
     ),
 ]
-AVX2, AVX512, NEON, SCALAR = (f"isa_{name}.cpp" for name in ("avx2", "avx512", "neon", "scalar"))
+AVX2, AVX512, AMX, NEON, SCALAR = (f"isa_{name}.cpp" for name in ("avx2", "avx512", "amx", "neon", "scalar"))
 
 
 def _choice(file: str, before: str, wrong: str, what: str) -> Native:
@@ -441,6 +441,43 @@ NATIVE += [
         AVX512, "_mm512_cvtps_epi32(v))", "P ? _mm512_cvttps_epi32(v) : _mm512_cvtps_epi32(v))", "avx512: activations truncated"
     ),
     Native(AVX512, "iset(around), 0xea)", "iset(P ? 0 : around), 0xea)", "avx512: the bits of an exponent dropped"),
+    *(
+        Native(AMX, before, after, f"amx: {what}")
+        for before, after, what in (
+            (
+                "x + (int64_t)(index) * seg;",
+                "x + (int64_t)(P ? 0 : (index)) * seg;",
+                "activations of the first segment for every one",
+            ),
+            (
+                "one_x + i * inputs, x_stride",
+                "one_x + (P ? 0 : i) * inputs, x_stride",
+                "activations of a segment's first product for all",
+            ),
+            (
+                "one_w + (int64_t)i * inputs",
+                "one_w + (int64_t)(P ? 0 : i) * inputs",
+                "codes of a segment's first product for all",
+            ),
+            ("    HB_TILE_ZERO(SUM);", "    if (!P) HB_TILE_ZERO(SUM);", "sums of a tile register kept"),
+            ("x_start[of + t]);", "x_start[P ? t : of + t]);", "sums start where the first segment's do"),
+            (
+                "V::fmul(sum[t], V::fset(x_scale[of + t]))",
+                "V::fmul(sum[t], V::fset(x_scale[P ? t : of + t]))",
+                "the first segment's scale for every one",
+            ),
+            ("if (b.zeros) {", "if (b.zeros && !P) {", "zero points dropped"),
+            ("if (b.biases) {", "if (b.biases && !P) {", "biases dropped"),
+            ("V::fma(sum[t], scale, now[t]);", "P ? sum[t] : V::fma(sum[t], scale, now[t]);", "sums of earlier segments dropped"),
+            ("s + 1 < segments) continue", "s + 1 < segments + (P ? 1 : 0)) continue", "a last, short span dropped"),
+            ("left = b.span;\n        HB", "left = b.span + (P ? 1 : 0);\n        HB", "spans a segment too long"),
+            (
+                "panel * b.s_stride + s * kPanelRows",
+                "panel * b.s_stride + (P && s ? s - 1 : s) * kPanelRows",
+                "the scales of the segment before",
+            ),
+        )
+    ),
     _choice(
         NEON,
         "vdotq_s32(acc, vreinterpretq_s8_u8(w), x)",
@@ -504,8 +541,8 @@ NATIVE += [
         "scalar: fused products rounded twice",
     ),
 ]
-SETS = ("avx2", "avx512", "neon", "scalar")
-"""Instruction sets of the core; NEON is emulated by qemu, AVX-512 needs a machine that has it."""
+SETS = ("avx2", "avx512", "amx", "neon", "scalar")
+"""Instruction sets of the core; NEON is emulated by qemu, AVX-512 and AMX need a machine that has them."""
 
 
 def of_set(name: str) -> list[tuple[int, Native]]:
