@@ -542,7 +542,7 @@ NATIVE += [
     ),
 ]
 SETS = ("avx2", "avx512", "amx", "neon", "scalar")
-"""Instruction sets of the core; NEON is emulated by qemu, AVX-512 and AMX need a machine that has them."""
+"""Instruction sets of the core; NEON is emulated, AVX-512 and AMX need a machine that has them."""
 
 
 def of_set(name: str) -> list[tuple[int, Native]]:
