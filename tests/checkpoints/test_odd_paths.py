@@ -36,7 +36,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(name: str, 
         return
     with pytest.raises(CheckpointError, match=rf"{name}: cannot be read: it is a pipe, a device or a socket"):
         hb.open(tmp_path)
-    with pytest.raises(CheckpointError, match=r"neither a folder nor a regular file|is a pipe"):
+    with pytest.raises(CheckpointError, match=r"allowed: a folder or a regular file"):
         hb.open(tmp_path / name)
 
 

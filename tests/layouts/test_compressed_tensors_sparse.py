@@ -107,7 +107,7 @@ def test_a_part_that_is_lost_is_named(part: str, tmp_path: Path):
     ("name", "part", "index", "value", "says"),
     [
         ("24-bf16", "bitmask", (2, 0), 0x37, r"bitmask' is not 2:4, two positions in each four inputs: row 2, inputs 0 to 3"),
-        ("24-bf16", "bitmask", (7, 2), 0x13, r"bitmask' has positions beyond the 20 inputs"),
+        ("24-bf16", "bitmask", (7, 2), 0x13, r"bitmask' has positions outside a row; allowed: 0 to 19"),
         ("24-bf16", "shape", (1, 0), 24, r"shape' is \[8, 24\]; .*compressed and its mask are of \[8, 20\]"),
         ("any-bf16", "row_offsets", (3,), 1, r"row_offsets' puts row 3 at 1; the mask puts it at"),
         ("any-bf16", "shape", (0,), 9, "unknown"),

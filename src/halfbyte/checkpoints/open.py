@@ -95,7 +95,7 @@ def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Che
     if stat.S_ISDIR(mode):
         return _open_folder(path, config)
     if not stat.S_ISREG(mode):
-        raise CheckpointError(f"[open] {path}: neither a folder nor a regular file")
+        raise CheckpointError(f"[open] {path}: a pipe, a device or a socket; allowed: a folder or a regular file")
     if path.name.endswith(".index.json"):
         return SafetensorsCheckpoint(path, sources_of(path.parent, path.name), config)
     if path.suffix in UNFINISHED:

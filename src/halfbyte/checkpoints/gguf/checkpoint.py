@@ -77,7 +77,10 @@ class GGUFCheckpoint(Checkpoint):
                 continue
             key = name.removesuffix(".weight") if header.quantized else name
             if key in self._names:
-                raise CheckpointError(f"[gguf] {self.path}: tensors {self._names[key]!r} and {name!r} have one key, {key!r}")
+                raise CheckpointError(
+                    f"[gguf] {self.path}: tensors {self._names[key]!r} and {name!r} have one key, {key!r}; "
+                    "allowed: one tensor a key"
+                )
             self._names[key] = name
         self.config = self._config()
 

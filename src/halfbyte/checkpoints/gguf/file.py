@@ -124,7 +124,10 @@ class GGUFFile:
         for shard in self._shards:
             for name, header in shard.header.tensors.items():
                 if name in headers:
-                    raise CheckpointError(f"[gguf] {shard.path}: tensor {name!r} is in {self._of[name].path.name} too")
+                    raise CheckpointError(
+                        f"[gguf] {shard.path}: tensor {name!r} is in {self._of[name].path.name} too; "
+                        "allowed: each tensor in one file"
+                    )
                 headers[name] = header
                 self._of[name] = shard
         self.headers: Mapping[str, TensorHeader] = MappingProxyType(headers)

@@ -124,7 +124,7 @@ def read_header(data: Any, path: str, size: int | None = None) -> Header:
         after = f" (after {last!r})" if last else ""
         name = cursor.string(f"the name of tensor {i + 1} of {tensor_count}{after}", MAX_NAME)
         if name in raw:
-            raise cursor.error(f"tensor {name!r} is given twice")
+            raise cursor.error(f"tensor {name!r} is given twice; allowed: each name once")
         raw[name] = _tensor(cursor, name)
         last = name
     data_start = -(-cursor.position // alignment) * alignment
@@ -142,7 +142,7 @@ def _pairs(cursor: Cursor, count: int) -> Metadata:
     for i in range(count):
         key = cursor.string(f"key {i + 1} of {count}", MAX_NAME)
         if key in positions:
-            raise cursor.error(f"key {key!r} is given twice")
+            raise cursor.error(f"key {key!r} is given twice; allowed: each key once")
         kind: int = cursor.number("I", f"the type of key {key!r}")
         positions[key] = kind, cursor.position
         cursor.step_value(kind, f"key {key!r}")

@@ -102,7 +102,7 @@ class Cursor:
         try:
             return str(raw, "utf-8")
         except UnicodeDecodeError as e:
-            raise self.error(f"{what} is not UTF-8: byte {raw[e.start]:#04x} at {start + e.start}") from None
+            raise self.error(f"{what} is not UTF-8: byte {raw[e.start]:#04x} at {start + e.start}; allowed: UTF-8") from None
 
     def strings(self, count: int, what: str) -> list[str]:
         """`count` strings."""
@@ -162,7 +162,7 @@ class Cursor:
     def array(self, what: str, depth: int = 0) -> tuple[int, int]:
         """Element type and count of an array."""
         if depth >= MAX_NESTING:
-            raise self.error(f"{what} nests arrays more than {MAX_NESTING} deep")
+            raise self.error(f"{what} nests arrays; allowed: at most {MAX_NESTING} deep")
         inner: int = self.number("I", f"the element type of {what}")
         if inner not in _SMALLEST:
             raise self.error(f"{what} is an array of value type {inner}; the types are 0 to 12")

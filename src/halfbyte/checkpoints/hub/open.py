@@ -84,7 +84,9 @@ def _parts(file: str, names: list[str]) -> list[str]:
         return [file]
     parts = [f"{match[1]}-{i:05d}-of-{match[3]}.gguf" for i in range(1, min(int(match[3]), 10000) + 1)]
     if missing := [p for p in parts if p not in names]:
-        raise CheckpointError(f"[hub] {file}: part {missing[0]!r} is missing in the repository")
+        raise CheckpointError(
+            f"[hub] {file}: part {missing[0]!r} is missing in the repository; allowed: repositories with every part"
+        )
     return parts
 
 

@@ -71,7 +71,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text, object_pairs_hook=pairs)
     except RecursionError as error:
-        raise CheckpointError(f"[open] {where}: JSON nested too deeply to be a configuration") from error
+        raise CheckpointError(f"[open] {where}: JSON nested too deeply; allowed: the nesting of a configuration") from error
     except ValueError as error:
         if isinstance(error, CheckpointError):
             raise

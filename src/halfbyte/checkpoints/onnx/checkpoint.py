@@ -51,7 +51,9 @@ class ONNXCheckpoint(Checkpoint):
         dense = (n for n, t in self.model.tensors.items() if n not in self._claimed and t.kind not in (*CODES, *WHOLE))
         self._dense = dict.fromkeys(dense)
         if twice := next((name for name in self._dense if name in self._weights or name in self._biases), None):
-            raise CheckpointError(f"[onnx] {path}: {twice!r} is an initializer and the key of a packed weight")
+            raise CheckpointError(
+                f"[onnx] {path}: {twice!r} is an initializer and the key of a packed weight; allowed: one of both"
+            )
 
     def _add(self, node: Any) -> None:
         """The weight that a quantized node reads, if it reads constant codes."""
@@ -71,7 +73,8 @@ class ONNXCheckpoint(Checkpoint):
             key = codes if codes not in found else f"{codes}#{node.name or node.output[0]}"
         if key in found:
             raise CheckpointError(
-                f"[onnx] {self.path}: two nodes read {codes!r} with other scales and have one name, {node.name!r}"
+                f"[onnx] {self.path}: two nodes read {codes!r} with other scales and have one name, "
+                f"{node.name!r}; allowed: a name each"
             )
         found[key] = Weight(key, node, parts)
         for part, name in parts.items():
@@ -125,7 +128,8 @@ class ONNXCheckpoint(Checkpoint):
             values = values - parts["zeros"].astype(np.float64)
         if parts["scales"].size not in (1, values.shape[-1] if values.ndim else 1):
             raise CheckpointError(
-                f"[onnx] {self.path}: {weight.key!r} has {parts['scales'].size} scales for {list(values.shape)} values"
+                f"[onnx] {self.path}: {weight.key!r} has {parts['scales'].size} scales for "
+                f"{list(values.shape)} values; allowed: one, or one a row"
             )
         scales = parts["scales"]
         return np.asarray((values * scales.astype(np.float64)).astype(scales.dtype)).reshape(parts["codes"].shape)

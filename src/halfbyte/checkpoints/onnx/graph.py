@@ -207,7 +207,7 @@ class Model:
 
     def _graphs(self, graph: Any, depth: int) -> Iterator[Any]:
         if depth > 64:
-            raise CheckpointError(f"[onnx] {self.path}: subgraphs are nested more than 64 deep")
+            raise CheckpointError(f"[onnx] {self.path}: subgraphs are nested; allowed: at most 64 deep")
         yield graph
         for node in graph.node:
             for attribute in node.attribute:
@@ -224,7 +224,7 @@ class Model:
         for name, proto in [*((str(t.name), t) for t in graph.initializer), *constants]:
             proto.name = name
             if name in self.tensors or name in self.refused:
-                raise CheckpointError(f"[onnx] {self.path}: initializer {name!r} is given twice")
+                raise CheckpointError(f"[onnx] {self.path}: initializer {name!r} is given twice; allowed: each name once")
             kind = kinds.get(proto.data_type, "?")
             if kind in PLAIN or kind in NARROW:
                 self.tensors[name] = Tensor(proto, kind, self.path)

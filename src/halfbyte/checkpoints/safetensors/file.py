@@ -55,7 +55,9 @@ class SafetensorsFile:
         except OSError as error:
             raise CheckpointError(f"[open] {path}: cannot be read: {error.strerror or error}") from error
         if len(data) != length:
-            raise CheckpointError(f"[open] {path}: ended while its header was read")
+            raise CheckpointError(
+                f"[open] {path}: ended while its header was read; allowed: a file that nothing shortens meanwhile"
+            )
         header = parse_header(data, size - 8 - length, where)
         self._begin(path, header, FileReader(path, status))
 

@@ -129,7 +129,7 @@ def parse_header(data: bytes, data_size: int, where: str) -> FileHeader:
             name = _unquote(quoted, where, "a tensor's name")
             if name == "__metadata__":
                 if metadata is not None:
-                    raise CheckpointError(f"[open] {where}: __metadata__ is given twice in the header")
+                    raise CheckpointError(f"[open] {where}: __metadata__ is given twice in the header; allowed: once")
                 metadata, position, closed = _metadata(data, position, where)
                 continue
             value = _VALUE.match(data, position)
@@ -140,14 +140,18 @@ def parse_header(data: bytes, data_size: int, where: str) -> FileHeader:
             entry, printable = _slow_entry(value[1], where, name), False
             position, closed = value.end(), value[2] == b"}"
         if name in entries:
-            raise CheckpointError(f"[open] {where}: tensor {name!r} is given twice in the header")
+            raise CheckpointError(f"[open] {where}: tensor {name!r} is given twice in the header; allowed: each name once")
         if not printable and not name.isprintable():
-            raise CheckpointError(f"[open] {where}: tensor {name!r}: its name holds control characters")
+            raise CheckpointError(
+                f"[open] {where}: tensor {name!r}: its name holds control characters; allowed: names of printable characters"
+            )
         if kind is None or kind[2] != entry.stop - entry.start:
             _check_size(name, entry, where)
         entries[name] = entry
     if _TEXT.search(data, position):
-        raise CheckpointError(f"[open] {where}: header has more text after its closing brace, at byte {position}")
+        raise CheckpointError(
+            f"[open] {where}: header has more text after its closing brace, at byte {position}; allowed: spaces"
+        )
     _check_cover(entries, data_size, where)
     return FileHeader(entries, metadata or {}, len(data) + 8)
 
@@ -267,7 +271,8 @@ def _name(data: bytes, position: int, where: str) -> tuple[bytes, int]:
     end = window.find(b'"')
     if end < 0:
         raise CheckpointError(
-            f"[open] {where}: a name in the header is over {MAX_NAME} bytes or has no closing quote, at byte {start}"
+            f"[open] {where}: a name in the header is over {MAX_NAME} bytes or has no closing quote, at byte {start}; "
+            "allowed: JSON strings up to that length"
         )
     return data[start : start + end + 2], start + end + 2
 
@@ -293,9 +298,9 @@ def _metadata(data: bytes, position: int, where: str) -> tuple[dict[str, str], i
             )
         key, value = (_unquote(window[match.start(i) - 1 : match.end(i) + 1], where, "__metadata__") for i in (1, 2))
         if key in pairs:
-            raise CheckpointError(f"{about}: key {key!r} is given twice")
+            raise CheckpointError(f"{about}: key {key!r} is given twice; allowed: each key once")
         if len(pairs) == MAX_PAIRS:
-            raise CheckpointError(f"{about}: over {MAX_PAIRS:,} keys")
+            raise CheckpointError(f"{about}: it has too many keys; allowed: {MAX_PAIRS:,}")
         pairs[key] = value
         at, done = match.end(), match[3] == b"}"
     after = _NEXT.match(data, base + at)

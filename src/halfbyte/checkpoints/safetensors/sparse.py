@@ -91,7 +91,7 @@ def expand(weight: SparseWeight, parts: Mapping[str, Array], path: Path) -> Arra
         raise _damage(path, weight.tensors[SHAPE], f"is {stated}; {weight.tensors[VALUES]} and its mask are of [{n}, {k}]")
     bits = np.unpackbits(parts[MASK], axis=-1, bitorder="little")
     if bits[:, k:].any():
-        raise _damage(path, weight.tensors[MASK], f"has positions beyond the {k} inputs of a row")
+        raise _damage(path, weight.tensors[MASK], f"has positions outside a row; allowed: 0 to {k - 1}")
     mask = bits[:, :k].view(np.bool_)
     counts = mask.sum(-1, dtype=np.int64)
     if OFFSETS in parts:

@@ -124,7 +124,10 @@ class Transforms:
             if t.permuted:
                 order = self.shards.array(names["perm"])
                 if order.dtype.kind not in "iu" or not np.array_equal(np.sort(order), np.arange(len(matrix))):
-                    raise CheckpointError(f"[open] tensor {names['perm']!r} is no order of {len(matrix)} rows")
+                    raise CheckpointError(
+                        f"[open] tensor {names['perm']!r} is no order of {len(matrix)} rows; "
+                        f"allowed: each of 0 to {len(matrix) - 1} once"
+                    )
                 matrix = matrix[order][:, order]
             if t.hadamard and not bool((np.abs(matrix.astype(np.float64)) == 1).all()):
                 raise CheckpointError(

@@ -96,7 +96,7 @@ class SafetensorsWriter(ResumableFile):
         if word is None:
             raise CheckpointError(f"[save] {self.path}: tensor {name!r} is {dtype}; a file holds {', '.join(map(str, WORDS))}")
         if name in self._entries:
-            raise CheckpointError(f"[save] {self.path}: tensor {name!r} comes twice")
+            raise CheckpointError(f"[save] {self.path}: tensor {name!r} comes twice; allowed: each name once")
         if not name or not name.isprintable() or len(name.encode()) > MAX_NAME or name == "__metadata__":
             raise CheckpointError(
                 f"[save] {self.path}: tensor name {name!r:.80}; names are printable and of 1 to {MAX_NAME} bytes"
