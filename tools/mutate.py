@@ -63,6 +63,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "halfbyte"
+INSIDE = f"{SOURCE}{os.sep}"
 BUILD = ROOT / "build" / "mutation"
 
 TESTS = ["formats", "numerics", "tensor", "producers", "layouts", "checkpoints", "conversion", "verification"]
@@ -406,7 +407,7 @@ class Recorder:
         finally:
             self._ignore()
             if self.good:
-                calls = {recorded_name(name_of(c)) for c in self.seen.values() if c.co_filename.startswith(str(SOURCE))}
+                calls = {recorded_name(name_of(c)) for c in self.seen.values() if c.co_filename.startswith(INSIDE)}
                 self.tests[item.nodeid] = round(time.process_time() - start, 4), sorted(calls)
             if time.monotonic() > self.end:
                 item.session.shouldstop = "the file took its time"
@@ -660,7 +661,7 @@ class FunctionMutants:
         items = {item.nodeid: item for item in session.items}
         living: dict[str, list[FunctionType]] = defaultdict(list)
         for function in gc.get_objects():
-            if type(function) is FunctionType and function.__code__.co_filename.startswith(str(SOURCE)):
+            if type(function) is FunctionType and function.__code__.co_filename.startswith(INSIDE):
                 living[name_of(function.__code__)].append(function)
         gc.collect()
         gc.freeze()
