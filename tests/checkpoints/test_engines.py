@@ -422,3 +422,20 @@ def test_tensor_scales_that_cannot_be_read_here_predict_nothing(where):
     if where == "the network":  # two names of a fused group; reading either is an error
         checkpoint.shards, checkpoint.remote = (f"{AT}self_attn.{n}_proj.weight_global_scale" for n in "qk"), "hub"
     assert [p.verdict for p in predictions(checkpoint, "vllm")] == ["fine"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "base"),
+    [
+        (("llama", "mistral", "phi3", "phimoe", "gemma", "gemma2", "smollm3", "olmo2", "olmoe", "glm"), 10_000),
+        (("qwen2", "qwen2_moe", "mixtral", "gemma3_text"), 1_000_000),
+        (("starcoder2",), 100_000), (("gpt_oss",), 150_000), (("cohere",), 8_000_000), (("cohere2",), 50_000),
+    ],
+)  # fmt: skip
+def test_a_base_of_the_rotation_that_is_mlx_lms_default_may_stay_unread(kinds, base):
+    """The defaults of `rope_theta` in mlx-lm's models."""
+    for kind in kinds:
+        for theta, want in ((base, "fine"), (base - 1, "wrong"), (base + 1, "wrong")):
+            checkpoint = Stub("mlx", bits="affine4:g64")
+            checkpoint.config = {"model_type": kind, "rope_parameters": {"rope_theta": theta}}
+            assert predictions(checkpoint, "mlx")[0].verdict == want, (kind, theta)

@@ -10,6 +10,7 @@ import re
 import warnings
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -97,6 +98,21 @@ def test_case_06_scale_bytes_that_are_nan_are_errors(file: str, bad: bool, golde
     assert found.get("nan-scale") == ("error" if bad else None)
 
 
+@pytest.mark.parametrize(
+    ("scale", "dtype"), [("e8m0", "float8_e8m0fnu"), ("e4m3", "float8_e4m3fn"), ("ue4m3", "float8_e4m3fn")]
+)
+def test_case_06_scale_bytes_that_are_nan_are_those_of_their_type(scale: str, dtype: str):
+    """Each of the 256 bytes in turn, beside others that are numbers."""
+    word = next(name for name in codec_names() if format_named(name).scale == scale)
+    weight = random_tensor(format_named(word), (4, 256), 0)
+    for byte in range(256):
+        weight.parts["scales"][:] = 0x30
+        weight.parts["scales"].reshape(-1)[1] = byte
+        found = [(code, text) for check in CHECKS for _, code, text in check(weight) if code == "nan-scale"]
+        assert len(found) == np.isnan(np.array([byte], np.uint8).view(getattr(ml_dtypes, dtype))[0]), byte
+        assert all(text.startswith(f"1 of {weight.parts['scales'].size} ") for _, text in found)
+
+
 def mlx_file(path: Path, scales: np.ndarray | None = None, biases: np.ndarray | None = None, **config: object) -> hb.Checkpoint:
     weight = mlx_weight()
     weight["scales"] = weight["scales"] if scales is None else scales
@@ -160,19 +176,21 @@ def test_the_bound_holds_for_every_code_and_is_reached(word: str, seed: int):
         assert not may_overflow_float16(q)
 
 
-@pytest.mark.parametrize("word", ["mxfp4", "nvfp4", "uint4", "affine4", "q4_K", "q6_K", "int8", "q5_1"])
-def test_the_bound_is_the_value_of_the_worst_code(word: str):
-    q = random_tensor(format_named(word), (3, 256), seed=7)
+@pytest.mark.parametrize("shape", [(3, 256), (2, 3, 256)])
+@pytest.mark.parametrize("word", [w for w in codec_names() if not format_named(w).opaque])
+def test_the_bound_is_the_value_of_the_worst_code(word: str, shape: tuple[int, ...]):
+    q = random_tensor(format_named(word), shape, seed=7)
     parts = dict(q.parts)
     for name, array in parts.items():
         if array.dtype.kind == "f":
             parts[name] = np.asarray(np.random.default_rng(1).uniform(0.5, 1.5, array.shape)).astype(array.dtype)
-        elif name == "scales" and array.dtype == np.uint8 and word.startswith(("mx", "nv")):
+        elif name == "scales" and q.format.scale in ("e8m0", "e4m3", "ue4m3"):
             parts[name] = np.full(array.shape, 100, np.uint8)
     worst = 0.0
     for byte in range(256):
         codes_ = np.full_like(parts["codes"], byte)
-        worst = max(worst, float(np.abs(hb.QTensor(q.format, q.shape, parts | {"codes": codes_}).dequantize("float32")).max()))
+        values = np.abs(hb.QTensor(q.format, q.shape, parts | {"codes": codes_}).dequantize("float32"))
+        worst = max(worst, float(values[np.isfinite(values)].max(initial=0.0)))
     bound = largest_magnitude(hb.QTensor(q.format, q.shape, parts))
     assert math.isclose(bound, worst, rel_tol=1e-6)
 
