@@ -98,9 +98,7 @@ def test_case_06_scale_bytes_that_are_nan_are_errors(file: str, bad: bool, golde
     assert found.get("nan-scale") == ("error" if bad else None)
 
 
-@pytest.mark.parametrize(
-    ("scale", "dtype"), [("e8m0", "float8_e8m0fnu"), ("e4m3", "float8_e4m3fn"), ("ue4m3", "float8_e4m3fn")]
-)
+@pytest.mark.parametrize(("scale", "dtype"), [("e8m0", "float8_e8m0fnu"), ("e4m3", "float8_e4m3fn"), ("ue4m3", "float8_e4m3fn")])
 def test_case_06_scale_bytes_that_are_nan_are_those_of_their_type(scale: str, dtype: str):
     """Each of the 256 bytes in turn, beside others that are numbers."""
     word = next(name for name in codec_names() if format_named(name).scale == scale)

@@ -96,6 +96,38 @@ def test_matmul_nbits_has_the_values_of_onnxruntime(bits, zeros, external, tmp_p
         assert np.array_equal(checkpoint["m"].dequantize("float32").T, graph.run(path)["y"])
 
 
+def product(n: int, k: int, bits: int, block: int, blocks: int, flat: bool = True) -> Graph:
+    """MatMulNBits of `blocks` blocks a row; flat codes have one axis."""
+    graph, shape = Graph(), (n, blocks, block * bits // 8)
+    stored = np.random.default_rng(1).integers(0, 256, shape).astype(np.uint8)
+    inputs = [
+        graph.feed("x", np.eye(k, dtype=np.float32)),
+        graph.constant("m.weight_Q4", stored.reshape(-1) if flat else stored),
+        graph.constant("m.scales", np.linspace(0.01, 0.02, n * blocks, dtype=np.float32)),
+    ]
+    graph.node("MatMulNBits", inputs, "y", "com.microsoft", K=k, N=n, bits=bits, block_size=block)
+    graph.output("y")
+    return graph
+
+
+@pytest.mark.parametrize(("bits", "k", "block"), [(4, 96, 32), (8, 96, 32), (2, 64, 64), (4, 80, 32), (4, 24, 32)])
+def test_codes_of_matmul_nbits_that_are_flat_are_in_blocks(bits, k, block, tmp_path):
+    """Older exporters write them so; onnxruntime has stopped reading them."""
+    shape = (24, k, bits, block, -(-k // block))
+    blocked = product(*shape, flat=False)
+    with hb.open(product(*shape).save(tmp_path / "flat.onnx")) as checkpoint:
+        values = checkpoint["m"].dequantize("float32")
+    assert np.array_equal(values.T, blocked.run(blocked.save(tmp_path / "blocked.onnx"))["y"])
+
+
+@pytest.mark.parametrize(("block", "blocks"), [(0, 0), (32, 2), (32, 4)])
+def test_flat_codes_that_do_not_fit_are_refused_by_name(block, blocks, tmp_path):
+    with hb.open(product(24, 96, 4, block, blocks).save(tmp_path / "m.onnx")) as checkpoint:
+        with pytest.raises(HalfbyteError, match=r"m\b"):
+            checkpoint["m"]
+        assert {f.code for f in checkpoint.header_findings()} >= {"unread-weight"}
+
+
 @pytest.mark.parametrize("zeros", [True, False])
 @pytest.mark.parametrize(
     ("kind", "bits", "axis"), [("uint8", 4, 1), ("uint8", 8, 1), ("int4", 4, 1), ("uint4", 4, 1), ("uint4", 4, -1)]
