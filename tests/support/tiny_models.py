@@ -105,7 +105,7 @@ def expert_names(arch: str) -> tuple[str, dict[str, str]]:
 def write_tiny(
     folder: Path,
     arch: str,
-    producer: str,
+    producer: str | Producer,
     *,
     skip: Skip = lambda name: False,
     codecs: Mapping[str, str] | None = None,
@@ -120,7 +120,7 @@ def write_tiny(
     change_config  changes config.json before it is written
     edit           changes the tensors before they are written
     """
-    how = PRODUCERS[producer]
+    how = PRODUCERS[producer] if isinstance(producer, str) else producer
     model = dense_model(arch, **changes)
     packed: dict[str, QTensor] = {}
     tensors: dict[str, Any] = {}

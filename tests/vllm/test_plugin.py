@@ -72,7 +72,7 @@ ARCHITECTURES = {
 }
 
 
-def write(folder: Any, arch: str, producer: str, **options: Any) -> Any:
+def write(folder: Any, arch: str, producer: str | Producer, **options: Any) -> Any:
     """A tiny checkpoint whose config.json names its class, as published ones do."""
 
     def named(config: dict[str, Any]) -> None:
@@ -152,11 +152,17 @@ def test_what_vllm_cannot_run_here_is_taken_over_unasked(tmp_path, producer):
 
 @pytest.mark.parametrize("producer", NO_CPU_KERNEL)
 def test_what_vllm_accepts_without_a_kernel_is_taken_over_unasked(tmp_path, monkeypatch, producer):
-    monkeypatch.setitem(PRODUCERS, producer, NO_CPU_KERNEL[producer])
-    tiny = write(tmp_path / "in", "llama", producer)
+    tiny = write(tmp_path / "in", "llama", NO_CPU_KERNEL[producer])
     with monkeypatch.context() as patch:  # as with AVX-512: the build's kernel is not why
         patch.setattr("halfbyte.vllm.config._has_integer_kernel", lambda: True)
         assert method_of(tmp_path / "in") == "halfbyte"
+    check(tmp_path / "in", tiny.dense)
+
+
+def test_sizes_that_are_no_multiples_of_32_are_taken_over_unasked(tmp_path):
+    words = {**PRODUCERS["awq"].config, "group_size": 16}
+    tiny = write(tmp_path / "in", "llama", PRODUCERS["awq"]._replace(codec="uint4:g16", config=words), intermediate_size=144)
+    assert method_of(tmp_path / "in") == "halfbyte"
     check(tmp_path / "in", tiny.dense)
 
 

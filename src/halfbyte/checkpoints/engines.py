@@ -39,7 +39,7 @@ READS: dict[str, tuple[str, ...]] = {
     "sglang": ("dense", "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "torchao", "fp8", "auto-round", "quark",
                "gguf", "bitsandbytes"),
     "transformers": ("dense", "gptq", "awq", "compressed-tensors", "gpt-oss", "torchao", "fp8", "auto-round", "quark", "gguf",
-                     "bitsandbytes", "hqq"),
+                     "bitsandbytes", "hqq", "modelopt"),
     "llama.cpp": ("gguf",),
     "mlx": ("dense", "mlx", "gpt-oss", "awq"),
     "gptqmodel": ("dense", "gptq", "awq"),
@@ -157,10 +157,19 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(listed[1].split()) if listed else frozenset()
 
 
+def _packed_integer(f: Facts) -> bool:
+    """Of fewer than 8 bits or in words: codes that are whole bytes (W8A8) have kernels of their
+    own, for any CPU and any size.
+    """
+    words = {str(f.config.get("format")), *(str(g.get("format")) for g in _groups(f.config))}
+    whole_bytes = words & {"int-quantized", "naive-quantized"}
+    return f.info is not None and f.info.quantized and not whole_bytes and not _floats(f)
+
+
 def _no_avx512(f: Facts) -> bool:
     """A packed integer on an x86 CPU without AVX-512."""
     flags = cpu_flags()
-    return f.info is not None and f.info.quantized and "avx2" in flags and "avx512f" not in flags and not _floats(f)
+    return "avx2" in flags and "avx512f" not in flags and _packed_integer(f)
 
 
 def _floats(f: Facts) -> bool:
@@ -168,9 +177,8 @@ def _floats(f: Facts) -> bool:
 
 
 def _other_integers(f: Facts) -> bool:
-    """A packed integer of other than 4 bits; codes that are whole bytes have kernels of their own."""
-    words = {str(f.config.get("format")), *(str(g.get("format")) for g in _groups(f.config))}
-    return f.bits not in (0, 4) and not _floats(f) and not words & {"int-quantized", "naive-quantized"}
+    """A packed integer of other than 4 bits."""
+    return f.bits not in (0, 4) and _packed_integer(f)
 
 
 def amx_multiplies(block: Any) -> bool:
@@ -196,7 +204,22 @@ def _fp8_weights_alone(f: Facts) -> bool:
 
 
 def _not_32(f: Facts) -> bool:
-    return f.info is not None and f.info.shape is not None and any(size % 32 for size in f.info.shape)
+    """A packed integer whose inputs, or outputs with those that are fused with it, are no multiple
+    of 32.
+    """
+    if f.info is None or not _packed_integer(f):
+        return False
+    n, k = f.info.shape[-2:]
+    return bool(k % 32 or (n + sum(_fused_rows(f))) % 32)
+
+
+def _fused_rows(f: Facts) -> Iterator[int]:
+    """Outputs of the projections that engines fuse with this one."""
+    assert f.info is not None
+    path, _, last = f.info.key.rpartition(".")
+    for name in next((group for group in FUSED if last in group), ()):
+        if name != last and f"{path}.{name}" in f.checkpoint:
+            yield f.checkpoint.info(f"{path}.{name}").shape[-2]
 
 
 def _asymmetric_experts(f: Facts) -> bool:
@@ -402,6 +425,45 @@ def _gpt_oss_rotation(f: Facts) -> bool:
     return arch == "gpt-oss" and "gpt-oss.rope.scaling.type" in metadata
 
 
+TRANSFORMERS_METHODS = frozenset({
+    "awq", "bitsandbytes", "gptq", "aqlm", "quanto", "quark", "fouroversix", "fp_quant", "eetq", "higgs", "hqq",
+    "compressed-tensors", "fbgemm_fp8", "torchao", "bitnet", "vptq", "spqr", "fp8", "nvfp4", "mxfp8", "auto-round", "mxfp4",
+    "metal",
+})  # fmt: skip
+"""`quant_method`s that transformers 5.24 has a quantizer of (quantizers/auto.py)."""
+HALF_WIDE = frozenset({"modelopt", "fp8", "quark"})
+"""Layouts that store codes of 4 bits in pairs, under the name of the dense weight."""
+
+
+def _passed_over(f: Facts) -> bool:
+    """A packed weight of a file whose config.json states no method that transformers knows."""
+    stated = f.checkpoint.config.get("quantization_config")
+    method = stated.get("quant_method") if isinstance(stated, dict) else None
+    return f.info is not None and f.info.quantized and method not in TRANSFORMERS_METHODS
+
+
+def _half_wide(f: Facts) -> bool:
+    return f.info is not None and f.info.layout in HALF_WIDE and f.bits < 8
+
+
+def _fused_experts(f: Facts) -> bool:
+    return f.info is not None and f.info.layout == "vllm-experts"
+
+
+def _tied_head(f: Facts) -> bool:
+    return f.info is not None and f.info.key == "lm_head" and bool(f.checkpoint.config.get("tie_word_embeddings"))
+
+
+def _part_blocks(f: Facts) -> bool:
+    """What bitsandbytes' kernel for AVX512-BF16 does not take: rows that are no whole blocks,
+    outputs that are no multiple of 32.
+    """
+    if f.info is None or f.info.format is None or f.bits != 4 or "avx512_bf16" not in cpu_flags():
+        return False
+    n, k = f.info.shape[-2:]
+    return bool(n % 32 or k % max(f.info.format.group_size, 1))
+
+
 def _no_torchao_metadata(f: Facts) -> bool:
     metadata = getattr(f.checkpoint, "metadata", {})
     return bool(metadata) and "tensor_names" not in metadata
@@ -423,6 +485,7 @@ def _gemma_nvfp4(f: Facts) -> bool:
     )
 
 
+PACKED_KINDS = tuple(kind for kind in READS["transformers"] if kind not in ("dense", "gguf"))
 _VLLM = "https://github.com/vllm-project/vllm"
 RULES: tuple[Rule, ...] = (
     Rule("vllm", ("gguf",), REFUSED, "vLLM has no GGUF reader since 0.24; its plug-in vllm-gguf-plugin has one",
@@ -477,6 +540,9 @@ RULES: tuple[Rule, ...] = (
          "https://github.com/ggml-org/llama.cpp/issues/10965", _fork_or_removed),
     Rule("mlx", ("mlx",), REFUSED, "mlx-lm's layers have no tensor scale of NVFP4 (global_scale)",
          "https://github.com/ml-explore/mlx/pull/3022", _tensor_scale),
+    Rule("mlx", ("mlx",), REFUSED, "config.json ties the head, for whose packed weight mlx-lm then has no place", OBSERVED,
+         _tied_head),
+    Rule("mlx", ("gpt-oss",), REFUSED, "mlx-lm reads fused experts (w13, w2) of no model", OBSERVED, _fused_experts, to="mlx"),
     Rule("mlx", ("awq",), REFUSED, "AWQ words are read since 0.32 at the latest", OBSERVED, _always,
          before=(0, 32), to="mlx", whole=True),
     Rule("mlx", ("mlx",), REFUSED, "mlx-lm reads experts stacked (switch_mlp), not one by one", OBSERVED,
@@ -517,6 +583,17 @@ RULES: tuple[Rule, ...] = (
     Rule("transformers", ("compressed-tensors",), WRONG,
          "the quantization config does not say quantization_status compressed: packed layers stay random", OBSERVED,
          lambda f: f.config.get("quantization_status") != "compressed", since=(5,), whole=True),
+    Rule("transformers", PACKED_KINDS, REFUSED,
+         "config.json has no quant_method that transformers knows; it wants the dense weight, and finds codes of another shape",
+         OBSERVED, lambda f: _passed_over(f) and _half_wide(f), to="compressed-tensors"),
+    Rule("transformers", PACKED_KINDS, WRONG,
+         "config.json has no quant_method that transformers knows; packed layers stay random, or FP8 codes are taken for values",
+         OBSERVED, lambda f: _passed_over(f) and not _half_wide(f), to="compressed-tensors"),
+    Rule("transformers", ("gpt-oss",), WRONG, "transformers reads fused experts (w13, w2) of no model: they stay random",
+         OBSERVED, _fused_experts, to="halfbyte"),
+    Rule("transformers", ("bitsandbytes",), REFUSED,
+         "on a CPU with AVX512-BF16 bitsandbytes wants rows of whole blocks and a multiple of 32 outputs", OBSERVED,
+         _part_blocks),
     Rule("transformers", ("torchao",), REFUSED, "the safetensors metadata have no tensor_names, which torchao's reader needs",
          OBSERVED, _no_torchao_metadata, since=(5,), whole=True),
     Rule("transformers", ("bitsandbytes",), REFUSED,

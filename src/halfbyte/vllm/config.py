@@ -4,8 +4,8 @@ A checkpoint that this vLLM reads by itself on this device is left to it. Taken 
 method vLLM has no class for (bitsandbytes, HQQ, MLX, halfbyte's own), whose configuration its class
 refuses (GPTQ with activation order, 2, 3 or asymmetric 4 bits), and those that no kernel of vLLM
 runs on a CPU (MXFP4, MXFP8, NVFP4, FP8 of compressed-tensors with dense activations, packed
-integers of other than 4 bits, experts in GPTQ and AWQ; without AVX-512 all packed integers, without
-AMX FP8 in blocks).
+integers of other than 4 bits or of sizes that are no multiples of 32, experts in GPTQ and AWQ;
+without AVX-512 all packed integers, without AMX FP8 in blocks).
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ def _cpu_refusal(method: str, settings: Mapping[str, Any], hf_config: Any) -> st
         integers = [settings.get("bits", 4), *(w.get("num_bits", 4) for w in weights if w.get("type", "int") == "int")]
         if any(bits != 4 for bits in integers):
             return "the kernel for CPUs multiplies packed integers of 4 bits, no others"
+        if any(size % 32 for size in _sizes(hf_config)):
+            return "the kernel for CPUs wants multiples of 32 as inputs and outputs"
     if any(is_fp8(group) and not group.get("input_activations") for group in groups):
         return "no kernel on CPUs for FP8 weights with activations that are not FP8"
     blocks = [settings.get("weight_block_size"), *(w.get("block_structure") for w in weights)]
@@ -65,6 +67,21 @@ def _cpu_refusal(method: str, settings: Mapping[str, Any], hf_config: Any) -> st
     if method in ("gptq", "awq") and any(experts):
         return "no kernel for packed experts on CPUs"
     return None
+
+
+def _sizes(hf_config: Any) -> list[int]:
+    """Inputs and outputs of the linear layers of a model, fused as vLLM fuses them; 0 for what its
+    configuration does not state.
+    """
+    text = hf_config.get_text_config() if hasattr(hf_config, "get_text_config") else hf_config
+
+    def stated(name: str) -> int:
+        value = getattr(text, name, None)
+        return value if isinstance(value, int) else 0
+
+    hidden, heads = stated("hidden_size"), stated("num_attention_heads")
+    length = stated("head_dim") or (hidden // heads if heads else 0)
+    return [hidden, heads * length, (heads + 2 * stated("num_key_value_heads")) * length, stated("intermediate_size")]
 
 
 def _has_integer_kernel() -> bool:
