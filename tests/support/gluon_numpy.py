@@ -201,6 +201,8 @@ class Language:
     @staticmethod
     def inline_asm_elementwise(asm: Any, constraints: str, args: list[T], dtype: Any, is_pure: bool, pack: int) -> Any:
         text = getattr(asm, "value", asm)
+        if "%laneid" in text:  # lanes 4 g + t of operands [R, W, g, t / 2, t mod 2, …]
+            return T(np.arange(32, dtype=np.int32).reshape(8, 2, 2, 1, 1, 1, 1, 1))
         return assembly(text, args, dtype) if pack == 1 else packed_assembly(text, args, dtype, pack)
 
 
@@ -238,7 +240,8 @@ def packed_assembly(asm: str, args: list[T], dtype: Any, pack: int) -> T:
     given = [_bits(np.broadcast_to(t.a, shape)).reshape(-1, pack) for t in args]
     inputs = [column for a in given for column in a.T]
     count = pack * np.dtype(dtype).itemsize // 4
-    env = ptx.run(asm, {f"${count + i}": column.copy() for i, column in enumerate(inputs)})
+    each = int(np.prod(shape[5:])) // pack  # of a lane, where axes 2 to 4 are the lanes
+    env = ptx.run(asm, {f"${count + i}": column.copy() for i, column in enumerate(inputs)}, max(1, each))
     out = np.stack([env[f"${i}"].astype(np.uint32) for i in range(count)], -1)
     return T(np.ascontiguousarray(out).view(dtype).reshape(shape))
 

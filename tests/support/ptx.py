@@ -65,17 +65,19 @@ def products_of_warps(a, b, c):
     return y.reshape(-1, 2, 8, 4, 2).transpose(0, 1, 4, 2, 3).reshape(*lead, 4, 32)
 
 
-def run(text, registers):
-    """Execute `text`; `registers` maps $0, $1, ... to uint32 arrays and receives the results."""
+def run(text, registers, each=1):
+    """Execute `text`; `registers` maps $0, $1, ... to uint32 arrays and receives the results. For
+    shuffles the arrays are warps of 32 lanes, `each` elements a lane.
+    """
     size = next(iter(registers.values())).shape
     for statement in text.split(";"):
         statement = statement.lstrip("{} \n").strip()  # scopes; names are told apart anyway
         if statement and not statement.startswith(".reg"):
-            _execute(statement, registers, size)
+            _execute(statement, registers, size, each)
     return registers
 
 
-def _execute(statement, registers, size):
+def _execute(statement, registers, size, each):
     operation, rest = statement.split(None, 1)
     kind, dtype = operation.partition(".")[0], BF16 if "bf16" in operation else np.dtype(np.float16)
     target, *names = re.findall(r"\{[^}]*\}|[^,{}\s]+", rest)
@@ -110,6 +112,13 @@ def _execute(statement, registers, size):
             sign = np.where(byte > 127, np.uint64(255), np.uint64(0))  # bit 3 of a selector spreads the sign
             out |= np.where(pick & np.uint64(8), sign, byte) << np.uint64(8 * i)
         out = out.astype(np.uint32)
+    elif operation == "shf.r.wrap.b32":
+        both = a[0].astype(np.uint64) | (a[1].astype(np.uint64) << np.uint64(32))
+        out = (both >> (a[2] & np.uint32(31)).astype(np.uint64)).astype(np.uint32)
+    elif operation == "shfl.sync.idx.b32":
+        assert [int(v.flat[0]) for v in a[2:]] == [31, 0xFFFFFFFF]
+        lanes, index = a[0].reshape(-1, 32, each), (a[1] & np.uint32(31)).reshape(-1, 32, each)
+        out = np.take_along_axis(lanes, index.astype(np.int64), 1).reshape(size)
     elif operation == "cvt.rn.f16x2.e4m3x2":
         low, high = ((a[0] >> np.uint32(s)).astype(np.uint8).view(E4M3).astype(np.float64) for s in (0, 8))
         out = joined(low, high, np.dtype(np.float16))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .order import AXES_OF_4_BITS, AXES_OF_8_BITS, E2M1_BITS, INNER_SIZES, TILE_ROWS
+from .order import AXES_OF_4_BITS, AXES_OF_8_BITS, E2M1_BITS, INNER_SIZES, PLANES, TILE_ROWS
 
 CODES_AT_ONCE = 1 << 24
 """Codes that are spread out at a time: a byte each, and a few copies of them."""
@@ -43,6 +43,39 @@ def to_fragments(codes: Tensor, k: int, by_16: bool = False, element: str = "uin
         q = q.permute((AXES_OF_8_BITS if bits == 8 else AXES_OF_4_BITS)[by_16]).reshape(-1)
         words = (q if bits == 8 else q[0::2] | (q[1::2] << 4)).view(torch.int32)
         out[first:last] = (spread_e2m1(words) if element == "e2m1" and bits == 4 else words).reshape(out[first:last].shape)
+    return out
+
+
+def to_lanes(codes: Tensor, bits: int, k: int) -> dict[int, Tensor]:
+    """`order.to_lanes` of canonical codes, uint8 [n, bytes], on their device."""
+    n = codes.shape[0]
+    tiles, units = -(-n // TILE_ROWS), -(-k // 64)
+    out = {w: torch.empty((tiles, units, 32, w), dtype=torch.int32, device=codes.device) for w in PLANES[bits]}
+    step = max(1, CODES_AT_ONCE // (4 * TILE_ROWS * 64 * max(1, units)))
+    for first in range(0, tiles, step):
+        last = min(first + step, tiles)
+        rows = codes[first * TILE_ROWS : last * TILE_ROWS]
+        stream = torch.zeros(((last - first) * TILE_ROWS, units * 8 * bits), dtype=torch.uint8, device=codes.device)
+        stream[: len(rows), : rows.shape[1]] = rows
+        stream = stream.reshape(len(stream), units * 8, bits)  # eight codes each
+        q = torch.empty((*stream.shape[:2], 8), dtype=torch.int32, device=codes.device)
+        for j in range(8):
+            byte, bit = divmod(bits * j, 8)
+            v = stream[..., byte].to(torch.int32) >> bit
+            if bit + bits > 8:
+                v |= stream[..., byte + 1].to(torch.int32) << (8 - bit)
+            q[..., j] = v & ((1 << bits) - 1)
+        q = q.reshape(last - first, 2, 8, units, 8, 4, 2).permute(0, 3, 2, 5, 1, 4, 6)  # tile unit g t, h c p
+        shift = 0
+        for width, plane in out.items():
+            part = (q >> shift) & ((1 << width) - 1)
+            part = part.reshape(last - first, units, 32, width, 16 // width, 2)
+            words = torch.zeros(part.shape[:4], dtype=torch.int32, device=codes.device)
+            for c in range(16 // width):
+                for p in range(2):
+                    words |= part[..., c, p] << (width * c + 16 * p)
+            plane[first:last] = words
+            shift += width
     return out
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...formats import family_of
 from ...numerics.exact import bfloat16
 from ...tensor.act_order import group_index, restore_order
-from .order import from_fragments, join, untile
+from .order import from_fragments, from_lanes, join, untile
 from .weight import CudaWeight, by_16
 
 ADDENDS = ("zeros", "biases", "mins")
@@ -41,7 +41,11 @@ def canonical_parts(w: CudaWeight) -> dict[str, NDArray[Any]]:
 def _codes(w: CudaWeight) -> NDArray[np.uint8]:
     """The code stream, in the order of the inputs as they were given."""
     fmt, (n, k) = w.format, w.shape[-2:]
-    if w.tiled:
+    if w.lanes:
+        planes = {width: to_numpy(p).reshape(-1, *p.shape[-4:]) for width, p in w.planes.items()}
+        stacked = [from_lanes({width: p[i] for width, p in planes.items()}, fmt.bits, n, k) for i in range(len(next(iter(planes.values()))))]
+        codes = np.stack(stacked).reshape(*w.shape[:-2], *stacked[0].shape)
+    elif w.tiled:
         words = to_numpy(w.planes[fmt.bits])
         flat = words.reshape(-1, *words.shape[-4:])
         codes = np.stack([from_fragments(one, n, k, by_16(fmt, k), fmt.element, fmt.bits) for one in flat])

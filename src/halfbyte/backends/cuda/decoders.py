@@ -9,12 +9,15 @@ Triton's inline assembly:
             q1 are the pairs eight inputs further
     s0 s1   scales of rows g and g + 8                 z0 z1   their zero points or biases
     p0 p1   shift or mask that selects a pair in w0    f0 f1   the multiplier that goes with a mask
+    v0 v1   words of the second bit plane (`LANES`, where p0 is c of order.py's lane order)
+    e0      the lane's entry, lane mod 16, of a table of 16 float32
 
-Three tables, by what reads the result:
+Four tables, by what reads the result:
 
     WORDS      a word of eight 4-bit codes -> eight float32, for the portable kernels
     OPERANDS   a word -> registers of the A operand of mma.m16n8k16
     PAIRS      a word -> finished pairs of the register operand of wgmma
+    LANES      the same from planes in lane order
 
 Every row is executed over all codes by tests/backends/cuda/test_decoders.py;
 docs/adding-a-kernel.md adds one. The bits of E2M1 words in fragment order are spread as
@@ -318,6 +321,74 @@ def _pairs() -> dict[tuple[int, str, str], PairDecoder]:
 
 PAIRS: dict[tuple[int, str, str], PairDecoder] = _pairs()
 
+TABLE = "float32 of a table"
+"""The arithmetic of codes that stand for 16 float32 values, which shuffles fetch from the lanes."""
+
+
+def _rotated(y: str, word: str, at: str, bits: int, place: int) -> str:
+    """The `bits` of a plane that lie in `word` from bit t, which `at` computes, into `y` at `place`:
+    a rotation moves both codes of a pair alike.
+    """
+    mask = ((1 << bits) - 1 << place) * 0x10001
+    return f"{at} sub.u32 t, t, {place}; shf.r.wrap.b32 t, {word}, {word}, t; lop3.b32 {y}, t, {mask:#010x}, {y}, 0xea; "
+
+
+def joined_planes(bits: int, magic: str) -> str:
+    """A pair's code, from its planes, over the bits of `magic`: y0 of row g, y1 of row g + 8."""
+    low, *rest = PLANE_WIDTHS[bits]
+    code = f"mov.b32 k, {magic}; "
+    for h in (0, 1):
+        y, bit = f"y{h}", f"add.u32 t, p0, {8 * h};"
+        if low == 1:
+            code += f"mov.b32 {y}, k; " + _rotated(y, "w0", bit, 1, 0)
+        else:
+            at = "shl.b32 t, p0, 2; and.b32 t, t, 12;" if low == 4 else "shl.b32 t, p0, 1;"
+            code += f"{at} shr.u32 t, w{h}, t; lop3.b32 {y}, t, {((1 << low) - 1) * 0x10001:#010x}, k, 0xea; "
+        if rest:
+            code += _rotated(y, *(("v0", bit) if rest[0] == 1 else (f"v{h}", "shl.b32 t, p0, 1;")), rest[0], low)
+    return code
+
+
+PLANE_WIDTHS = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2)}
+"""Bit planes of what lies in lane order, low bits first (order.PLANES)."""
+
+
+def _lanes() -> dict[tuple[int, str, str], PairDecoder]:
+    """The rows of `LANES`."""
+    out: dict[tuple[int, str, str], PairDecoder] = {}
+    for bits in (1, 2, 3, 5, 6):
+        for element in ("uint", "int"):
+            off = (1 << bits - 1) if element == "int" else 0
+            codes = joined_planes(bits, "0x64006400")  # 1024 + q
+            constant = f"mov.b32 k, {0x64006400 + off * 0x10001:#010x}; " + _rows("sub.rn.f16x2 y#, y#, k; ")
+            out[bits, element, HALF] = PairDecoder(codes, constant, "" if off else _ZERO16)
+            out[bits, element, FLOAT32] = PairDecoder(codes, constant)
+            offset, results = f"{0xC300C300 + off * 0x10001:#010x}", ("y0", "y1")
+            out[bits, element, BFLOAT] = PairDecoder(
+                joined_planes(bits, "0x43004300"), _bfloat_constant(offset, ("c", "c"), results),
+                "" if off else _bfloat_constant(offset, ("z0", "z1"), results),
+            )  # fmt: skip
+    for element, up, mask, power in (("e2m3", 7, "0x0f800f80", "0x74007400"), ("e3m2", 8, "0x1f001f00", "0x6c006c00")):
+        fields = f"shl.b32 t, y#, {up}; and.b32 t, t, {mask}; shl.b32 y#, y#, 10; lop3.b32 y#, y#, 0x80008000, t, 0xea; "
+        out[6, element, FLOAT32] = PairDecoder(
+            joined_planes(6, "0") + _rows(fields) + f"mov.b32 k, {power}; " + _rows("mul.rn.f16x2 y#, y#, k; ")
+        )
+    look_up = _rows(
+        "shr.u32 t, w#, k; shfl.sync.idx.b32 m#, e0, t, 31, 0xffffffff;"
+        " shr.u32 t, t, 16; shfl.sync.idx.b32 n#, e0, t, 31, 0xffffffff; "
+    )
+    for element in TABLE_ELEMENTS:
+        out[4, element, TABLE] = PairDecoder(
+            ".reg .b32 m0, m1, n0, n1; shl.b32 k, p0, 2; and.b32 k, k, 12; " + look_up
+        )
+    return out
+
+
+TABLE_ELEMENTS = ("nf4", "bnb_fp4", "nf4_modelopt", "iq4_nl")
+"""Elements of 4 bits that are tables of float32."""
+LANES: dict[tuple[int, str, str], PairDecoder] = _lanes()
+"""The same from planes in lane order (order.py), without `positions`."""
+
 _LONG = (
     "{{ .reg .b16 l, h; .reg .f32 v, w, s, a; mov.b32 {{l, h}}, y; cvt.f32.f16 v, l; cvt.f32.f16 w, h; mov.b32 s, s#; {}"
     " cvt.rn.TO.f32 y, w, v; }} "
@@ -334,6 +405,10 @@ FINISH: dict[tuple[str, int], str] = {
         "mov.b32 a, z#; sub.rn.f32 v, v, a; sub.rn.f32 w, w, a; mul.rn.f32 v, v, s; mul.rn.f32 w, w, s;"
     ),
     (FLOAT32, BIASES): _LONG.format("mov.b32 a, z#; fma.rn.f32 v, v, s, a; fma.rn.f32 w, w, s, a;"),
+    (TABLE, NO_ADDEND): (
+        "{ .reg .f32 v, w, s; mov.b32 s, s#; mov.b32 v, m#; mov.b32 w, n#; mul.rn.f32 v, v, s; mul.rn.f32 w, w, s;"
+        " cvt.rn.TO.f32 y, w, v; } "
+    ),
 }
 """(arithmetic, kind of addend) -> the last product, for each result y of row #; TO is f16x2 or
 bf16x2.
@@ -342,7 +417,7 @@ bf16x2.
 
 def _numbered(code: str, operands: dict[str, str]) -> str:
     """`code` with the names of operands replaced by their numbers."""
-    return re.sub(r"\b[yqwpfsz][0-9]\b", lambda name: operands[name[0]], code)
+    return re.sub(r"\b[yqwvpfesz][0-9]\b", lambda name: operands[name[0]], code)
 
 
 @functools.cache  # launches ask for it on every call
@@ -352,13 +427,18 @@ def assembly(decoder: Decoder, results: int, *inputs: str) -> str:
     return _numbered(decoder.code, {name: f"${i}" for i, name in enumerate(names)})
 
 
-def pair_inputs(bits: int, element: str, addend: int) -> str:
-    """Inputs of a row of `PAIRS` in order, a letter each."""
+def pair_inputs(bits: int, element: str, addend: int, lanes: bool = False) -> str:
+    """Inputs of a row of `PAIRS`, or of `LANES`, in order, a letter each."""
+    if lanes:
+        more = "v" if len(PLANE_WIDTHS[bits]) == 2 else ""
+        return "w" + more + "p" + ("e" if element in TABLE_ELEMENTS else "") + "s" + ("z" if addend else "")
     return "w" + ("p" if bits < 8 else "") + ("f" if element == "e2m1" else "") + "s" + ("z" if addend else "")
 
 
-def pair_assembly(bits: int, element: str, arithmetic: str, addend: int, brings_power: bool, half: bool) -> str:
-    """A row of `PAIRS` with its zero points and scales, as Triton takes it: two results (four of 2
+def pair_assembly(
+    bits: int, element: str, arithmetic: str, addend: int, brings_power: bool, half: bool, lanes: bool = False
+) -> str:
+    """A row of `PAIRS`, or of `LANES`, with its zero points and scales, as Triton takes it: two results (four of 2
     bits), then each input in twice as many registers, the third of them of row g + 8.
 
     brings_power   scales bring the power of two that the codes lack
@@ -366,21 +446,26 @@ def pair_assembly(bits: int, element: str, arithmetic: str, addend: int, brings_
     """
     if addend == ZERO_POINTS and element != "uint":
         raise ValueError(f"[cuda] {element} codes with zero points have no decoder; allowed: uint")
-    row, results = PAIRS[bits, element, arithmetic], ("y0", "y1", "q0", "q1")[: 4 if bits == 2 else 2]
+    row, results = (LANES if lanes else PAIRS)[bits, element, arithmetic], ("y0", "y1", "q0", "q1")[: _results(bits, lanes)]
     operands = {name: f"${i}" for i, name in enumerate(results)}
-    for i, letter in enumerate(pair_inputs(bits, element, addend)):
+    for i, letter in enumerate(pair_inputs(bits, element, addend, lanes)):
         first = len(results) + 2 * len(results) * i
         operands |= {f"{letter}0": f"${first}", f"{letter}1": f"${first + 2}"}
     code = row.codes + (row.zeros if row.zeros and addend == ZERO_POINTS else row.constant) + ("" if brings_power else row.power)
-    last = FINISH[arithmetic, addend].replace("TO", "f16x2" if half else "bf16x2")
+    last = FINISH[arithmetic, min(addend, BIASES)].replace("TO", "f16x2" if half else "bf16x2")
     ends = "".join(re.sub(r"\by\b", y, last).replace("#", y[1]) for y in results)
     return _numbered("{ .reg .b32 t, k, c; " + code + ends + "}", operands)
 
 
-def pair_constraints(bits: int, element: str, addend: int) -> str:
+def _results(bits: int, lanes: bool) -> int:
+    """Registers that a row makes: words of 2 bits give both pairs of a block."""
+    return 4 if bits == 2 and not lanes else 2
+
+
+def pair_constraints(bits: int, element: str, addend: int, lanes: bool = False) -> str:
     """Constraints of `pair_assembly`."""
-    results = 4 if bits == 2 else 2
-    return ",".join(["=&r"] * results + ["r"] * (2 * results * len(pair_inputs(bits, element, addend))))
+    results = _results(bits, lanes)
+    return ",".join(["=&r"] * results + ["r"] * (2 * results * len(pair_inputs(bits, element, addend, lanes))))
 
 
 # ---- BYTES: (bits, element, mode of the activations) ----

@@ -50,6 +50,11 @@ def supports_pdl(device: torch.device) -> bool:
     return capability(device)[0] >= 9
 
 
+def has_wgmma(device: torch.device | str) -> bool:
+    """True where the matrix unit takes `wgmma`: capability 9."""
+    return capability(torch.device(device))[0] == 9
+
+
 def converts_fp8(device: torch.device) -> bool:
     """True where pairs of E4M3 have a conversion instruction: capability 8.9 and up."""
     return capability(device) >= (8, 9)

@@ -56,7 +56,7 @@ def format_of(w: CudaWeight, packed: bool = True) -> Format:
     return Format(
         words=w.words, group=group_elements(w), kind=kind, bits=f.bits, scale=SCALES[f.scale], addend=addend_kind(w),
         per_super=super_per(w), global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, units=w.tiled,
-        **(word_decoders(f.bits, f.element) if packed else {}),
+        lanes=w.lanes, **(word_decoders(f.bits, f.element) if packed else {}),
     )  # fmt: skip
 
 

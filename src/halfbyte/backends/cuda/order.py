@@ -29,6 +29,16 @@ of two of the operand's four registers.
 
 2-bit codes keep the order of the stream within a word of 16 inputs; words are int32 [tiles, units,
 16 rows, 4 words].
+
+*Lane order* is for the other formats that the wgmma kernel takes (`weight.in_lanes`): each bit
+plane in the same tiles and units, int32 [tiles, units, 32 lanes, words a lane], words a lane being
+the plane's width. Lane 4 g + t has, of rows g and g + 8, the inputs that it wants of operand A:
+
+    input = 8 c + 2 t + p,   c = 0 … 7,   row = 8 h + g
+
+    nibbles   word 2 h + c / 4, bits 4 (c mod 4) + 16 p
+    pairs     word h, bits 2 c + 16 p
+    bits      the only word, bit 8 h + c + 16 p
 """
 
 from __future__ import annotations
@@ -174,6 +184,42 @@ def from_fragments(
     sizes = [(tiles, 2, 8, units, 2, *INNER_SIZES[by_16])[a] for a in AXES_OF_4_BITS[by_16]]
     q = unpack(raw, 4, 8).reshape(sizes).transpose(np.argsort(AXES_OF_4_BITS[by_16]))
     return pack(q.reshape(tiles * 16, units * 64)[:n, :k], 4)
+
+
+def to_lanes(codes: U8, bits: int, k: int) -> dict[int, NDArray[np.int32]]:
+    """Canonical codes [n, bytes] -> {plane width: int32 [ceil(n/16), ceil(k/64), 32, width]} in
+    lane order.
+    """
+    n = codes.shape[0]
+    tiles, units = -(-n // TILE_ROWS), -(-k // 64)
+    q = np.zeros((tiles * TILE_ROWS, units * 64), np.uint8)
+    q[:n, :k] = codes[:, :k] if bits == 8 else unpack(codes, bits, k)
+    q = q.reshape(tiles, 2, 8, units, 8, 4, 2).transpose(0, 3, 2, 5, 1, 4, 6)  # tile unit g t, h c p
+    planes: dict[int, NDArray[np.int32]] = {}
+    shift = 0
+    for width in PLANES[bits]:
+        part = (q >> np.uint8(shift)) & np.uint8((1 << width) - 1)
+        # [.., word, c in the word, p]: p · 16 + width · c, and of bits h is in the word too.
+        part = part.reshape(tiles, units, 32, width, 8 * 2 // width, 2).swapaxes(-1, -2)
+        planes[width] = pack(np.ascontiguousarray(part).reshape(tiles, units, 32, width * (32 // width)), width).view("<i4")
+        shift += width
+    return planes
+
+
+def from_lanes(planes: dict[int, NDArray[np.int32]], bits: int, n: int, k: int) -> U8:
+    """Inverse of `to_lanes`."""
+    q: U8 | None = None
+    shift = 0
+    for width in PLANES[bits]:
+        words = np.ascontiguousarray(planes[width], "<i4")
+        tiles, units = words.shape[:2]
+        part = unpack(words.view(np.uint8), width, 32).reshape(tiles, units, 32, width, 2, 16 // width).swapaxes(-1, -2)
+        part = part.reshape(tiles, units, 8, 4, 2, 8, 2) << np.uint8(shift)
+        q = part if q is None else q | part
+        shift += width
+    assert q is not None
+    rows = q.transpose(0, 4, 2, 1, 5, 3, 6).reshape(q.shape[0] * TILE_ROWS, -1)[:n, :k]
+    return pack(np.ascontiguousarray(rows), bits)
 
 
 def by_tiles(scales: NDArray[Any]) -> NDArray[Any]:

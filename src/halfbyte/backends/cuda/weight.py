@@ -18,7 +18,8 @@ from ...numerics.minifloat import element_table, scale_table
 from ...spec import Format
 from ...tensor.act_order import sort_by_group
 from ...tensor.qtensor import QTensor
-from .order import TILE_ROWS, split
+from . import device as gpu
+from .order import PLANES, TILE_ROWS, split
 
 TABLES = ("nf4", "bnb_fp4", "nf4_modelopt", "iq4_nl")
 KERNEL_ELEMENTS = ("uint", "int", "e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "mxint", *TABLES)
@@ -86,6 +87,21 @@ def in_fragments(fmt: Format, k: int) -> bool:
     return fmt.groups(k) == 1 or fmt.group_size in (16, 32) or fmt.group_size % 64 == 0
 
 
+LANE_ELEMENTS = {1: ("uint",), 2: ("uint", "int"), 3: ("uint", "int"), 4: TABLES, 5: ("uint", "int"),
+                 6: ("uint", "int", "e2m3", "e3m2")}  # fmt: skip
+
+
+def in_lanes(fmt: Format, k: int) -> bool:
+    """True for weights that are kept in lane order where the wgmma kernel reads them: of up to two
+    bit planes, tables of 16 values, and what has two levels of scales, in groups as `in_fragments`.
+    """
+    if fmt.element not in LANE_ELEMENTS.get(fmt.bits, ()) or in_fragments(fmt, k) or (fmt.bias and fmt.scale == "float32"):
+        return False
+    if fmt.super_size % 64:
+        return False
+    return fmt.groups(k) == 1 or fmt.group_size in (16, 32) or fmt.group_size % 64 == 0
+
+
 class Launches(dict[Any, Any]):
     """Cache of a weight's launches: tensor maps, arguments, compiled kernels. Copies and pickles of
     the weight start with an empty one.
@@ -105,7 +121,8 @@ class CudaWeight:
 
     planes      {8: int32, 4: int32, 2: int16, 1: uint8}: [*lead, n, words (·2 for 8)], or in
                 fragment order {4: int32 [*lead, tiles, units (·2 for 8), 32, 4], 2: int16 [*lead,
-                tiles, units, 16, 8]} with scales and addends [*lead, tiles, groups, 16]
+                tiles, units, 16, 8]} with scales and addends [*lead, tiles, groups, 16], or in lane
+                order {width: int32 [*lead, tiles, units, 32, width]} with the same scales
     order         permutation of the inputs that makes act-order groups contiguous, or None
     exact_half    every decoded value is exact in float16 (checked on the data for MX scales)
     normal_scales no E8M0 scale is 0 (2^-127, a subnormal) or 255 (NaN), checked on the data:
@@ -117,6 +134,7 @@ class CudaWeight:
     top           largest E8M0 byte where all lie within NEAR of it (E2M1: element · 2^(b - top + 1)
                   is exact in float16), else -1
     spread        largest less smallest E8M0 byte
+    lanes         the planes lie in lane order
     """
 
     format: Format
@@ -135,6 +153,7 @@ class CudaWeight:
     plain_scales: bool = False
     top: int = -1
     spread: int = 255
+    lanes: bool = False
     launches: Launches = field(default_factory=Launches, init=False, repr=False, compare=False)
 
     @cached_property
@@ -152,12 +171,12 @@ class CudaWeight:
         """Units of 64 inputs in a row in fragment order, of 4 or 8 bits: what the kernel for few
         tokens reads; else 0.
         """
-        return self.tiled if self.format.bits > 2 else 0
+        return self.tiled if self.format.bits > 2 and not self.lanes else 0
 
     @cached_property
     def tiled(self) -> int:
-        """Units of 64 inputs in a row in fragment order; 0 in plane order."""
-        return -(-self.shape[-1] // 64) if in_fragments(self.format, self.shape[-1]) else 0
+        """Units of 64 inputs in a row in fragment or lane order; 0 in plane order."""
+        return -(-self.shape[-1] // 64) if self.lanes or in_fragments(self.format, self.shape[-1]) else 0
 
     @property
     def device(self) -> Any:
@@ -196,7 +215,7 @@ class CudaWeight:
         return CudaWeight(
             self.format, self.shape[1:], {b: p[index] for b, p in self.planes.items()}, take(self.scales), take(self.addend),
             take(self.super_scales), take(self.super_mins), take(self.global_scale), self.table, self.order, self.exact_half,
-            self.normal_scales, self.scales_half, self.plain_scales, self.top, self.spread,
+            self.normal_scales, self.scales_half, self.plain_scales, self.top, self.spread, self.lanes,
         )  # fmt: skip
 
 
@@ -280,8 +299,9 @@ def _scales_half(q: QTensor) -> bool:
     return not used.size or bool(used.min() >= 2.0**-14 and used.max() * 15 <= HALF_MAX)
 
 
-def to_device(q: QTensor, device: Any) -> CudaWeight:
-    """The weight in GPU order on `device`. Parts are converted one at a time, so that host
+def to_device(q: QTensor, device: Any, lanes: bool | None = None) -> CudaWeight:
+    """The weight in GPU order on `device`. `lanes`: whether formats of `in_lanes` lie in lane order;
+    None: where the device has wgmma, which is what reads it. Parts are converted one at a time, so that host
     memory has no second copy of the whole weight.
     """
     from .arrange import by_tiles
@@ -289,13 +309,16 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
     fmt, k = q.format, q.shape[-1]
     codes, order = sort_by_group(q, "cuda")
     fragments = in_fragments(fmt, k)
+    lanes = (gpu.has_wgmma(device) if lanes is None else lanes) and in_lanes(fmt, k)
 
     def spread(part: NDArray[Any]) -> Any:
         """Per-group values in the order of the codes."""
         stored = tensor_of(part, device)
-        return by_tiles(stored) if fragments else stored
+        return by_tiles(stored) if fragments or lanes else stored
 
-    if fragments:
+    if lanes:
+        planes = _lanes_of(codes, k, fmt, device)
+    elif fragments:
         planes = {fmt.bits: _fragments_of(codes, k, fmt, device)}
     else:
         dtypes = {8: np.int32, 4: np.int32, 2: np.int16, 1: np.uint8}
@@ -313,7 +336,7 @@ def to_device(q: QTensor, device: Any) -> CudaWeight:
     packed = CudaWeight(
         fmt, q.shape, planes, spread(q.parts["scales"]), addend, supers["super_scales"], supers["super_mins"], whole, table,
         None if order is None else tensor_of(order, device), _exact_half(q), _normal_scales(q), _scales_half(q),
-        _plain_scales(q), _top(q), _spread(q),
+        _plain_scales(q), _top(q), _spread(q), lanes,
     )  # fmt: skip
     synchronize(device)
     return packed
@@ -335,6 +358,24 @@ def _fragments_of(codes: NDArray[np.uint8], k: int, fmt: Format, device: Any) ->
         one.copy_(to_fragments(tensor_of(matrix, device), k, by_16(fmt, k), fmt.element, fmt.bits))
     words = words.view(torch.int16) if fmt.bits == 2 else words
     return words.reshape(*lead, *words.shape[1:])
+
+
+def _lanes_of(codes: NDArray[np.uint8], k: int, fmt: Format, device: Any) -> dict[int, Any]:
+    """Every matrix in lane order on the device: {width: int32 [*lead, tiles, units, 32, width]}."""
+    import torch
+
+    from .arrange import to_lanes
+
+    *lead, n, width = codes.shape
+    each = [to_lanes(tensor_of(matrix, device), fmt.bits, k) for matrix in codes.reshape(math.prod(lead), n, width)]
+    if not lead:
+        return each[0]
+    tile = -(-n // TILE_ROWS), -(-k // 64), 32
+    return {
+        plane: torch.cat([one[plane] for one in each]).reshape(*lead, *tile, plane) if each
+        else torch.empty((*lead, *tile, plane), dtype=torch.int32, device=device)
+        for plane in PLANES[fmt.bits]
+    }  # fmt: skip
 
 
 def synchronize(device: Any) -> None:

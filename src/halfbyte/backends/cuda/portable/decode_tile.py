@@ -62,7 +62,8 @@ class Format(NamedTuple):
     per_super         groups that share a super scale
     global_op, divide the tensor's factor: 0 none, 1 multiplies, 2 divides; whether the format's
     divisor applies
-    units             0 in plane order; in fragment order, units of 64 inputs in a row
+    units             0 in plane order; in fragment and lane order, units of 64 inputs in a row
+    lanes             the planes lie in lane order
     decoder, fragment_decoder    assembly of a word of eight codes in either order (decoders.WORDS);
                       "" where codes are decoded one by one
     power             what the values of these two lack: a power of two
@@ -81,6 +82,7 @@ class Format(NamedTuple):
     decoder: str = ""
     fragment_decoder: str = ""
     power: float = 1.0
+    lanes: bool = False
 
     def constants(self) -> Format:
         """Itself; called in a kernel, the record whose fields are compile-time constants."""
@@ -88,9 +90,54 @@ class Format(NamedTuple):
 
 
 @triton.jit
+def lane_plane(plane, first, c, h, mask, WIDTH: tl.constexpr):
+    """The word of eight codes `c` of a plane in lane order, from two codes of each of four lanes;
+    `first` counts lanes of all units before lane 4 g, rows g + 8 h.
+    """
+    out = tl.zeros(first.shape, tl.int32)
+    for t in tl.static_range(4):
+        if WIDTH == 4:
+            v = tl.load(plane + (first + t) * 4 + 2 * h + c // 4, mask=mask, other=0) >> (4 * (c % 4))
+        elif WIDTH == 2:
+            v = tl.load(plane + (first + t) * 2 + h, mask=mask, other=0) >> (2 * c)
+        else:
+            v = tl.load(plane + first + t, mask=mask, other=0) >> (8 * h + c)
+        v = (v & ((1 << WIDTH) - 1)) | (((v >> 16) & ((1 << WIDTH) - 1)) << WIDTH)
+        out |= v << (2 * WIDTH * t)
+    return out
+
+
+@triton.jit
+def lane_planes(weight, r, c, mask, F: tl.constexpr):
+    """`load_planes` in lane order."""
+    first = ((r // 16) * F.units + c // 8) * 32 + r % 8 * 4
+    h = (r % 16 // 8).to(tl.int32)
+    c = c % 8
+    p4 = tl.zeros(first.shape, tl.int32)
+    p2 = p4
+    p1 = p4
+    if F.bits >= 4:
+        p4 = lane_plane(weight.p4.to(tl.pointer_type(tl.int32)), first, c, h, mask, 4)
+    if ((F.bits == 7) or (F.bits == 6)) or ((F.bits == 3) or (F.bits == 2)):
+        p2 = lane_plane(weight.p2.to(tl.pointer_type(tl.int32)), first, c, h, mask, 2)
+    if ((F.bits == 7) or (F.bits == 5)) or ((F.bits == 3) or (F.bits == 1)):
+        p1 = lane_plane(weight.p1.to(tl.pointer_type(tl.int32)), first, c, h, mask, 1)
+    return Planes(p4, p4, p4, p2, p1)
+
+
+@triton.jit
 def load_planes(weight, r, c, mask, F: tl.constexpr):
-    """The plane words of rows r by words c. In fragment order a word is put together from two words
-    of four codes.
+    """The plane words of rows r by words c of eight codes."""
+    if F.lanes:
+        return lane_planes(weight, r, c, mask, F)
+    else:
+        return _load_planes(weight, r, c, mask, F)
+
+
+@triton.jit
+def _load_planes(weight, r, c, mask, F: tl.constexpr):
+    """`load_planes` in plane and fragment order. In fragment order a word is put together from two
+    words of four codes.
     """
     at = r * F.words + c
     zero = tl.zeros(at.shape, tl.int32)

@@ -80,7 +80,7 @@ def weight_block(weight, row, word, n, G, D: tl.constexpr, F: tl.constexpr, ROWS
     """Rows row … row + ROWS by words word … word + WORDS of eight inputs, finished and rounded once
     to D: [ROWS, 8 WORDS].
     """
-    if (F.units > 0 and F.bits == 4) and (ROWS % 16 == 0 and WORDS % 8 == 0):
+    if (F.units > 0 and F.bits == 4 and not F.lanes) and (ROWS % 16 == 0 and WORDS % 8 == 0):
         return fragment_block(weight, row // 16, word // 8, (n + 15) // 16, G, D, F, ROWS // 16, WORDS // 8)
     else:
         r = row.to(tl.int64) + tl.arange(0, ROWS)

@@ -109,9 +109,10 @@ SHARED_BYTES = 232448 - 1024
 """Shared memory a block may have on compute capability 9.0, less barriers."""
 
 
-def stages(tile: FusedTile, bits: int, groups: int, scale_bytes: int, zeros: bool) -> int:
+def stages(tile: FusedTile, bits: int, groups: int, scale_bytes: int, addend_bytes: int, supers: int = 0) -> int:
     """The tile's stages, or as many as fit beside outputs and the sums of warpgroups that share
-    rows; `groups` are a unit's.
+    rows; `groups` are a unit's, each with so many bytes of scale and addend; `supers`: super scales
+    and super minimums.
 
     A multiple of `deep`, so that a stage belongs to one warpgroup. A barrier reports the parity of
     its last phase alone: a warpgroup that did not wait for every phase of a stage would take the
@@ -120,7 +121,7 @@ def stages(tile: FusedTile, bits: int, groups: int, scale_bytes: int, zeros: boo
     the one that it has.
     """
     bn, first = 64 * tile.rows * tile.groups, tile.tokens - second_tokens(tile.tokens)
-    stage = tile.tokens * 128 + bn * 8 * bits + max(bn // 16, 8) * 16 * groups * (scale_bytes + (2 if zeros else 0))
+    stage = tile.tokens * 128 + bn * 8 * bits + max(bn // 16, 8) * 16 * (groups * (scale_bytes + addend_bytes) + 2 * supers)
     other = bn * first * (2 + 4 * (tile.deep - 1))
     count = min(tile.stages, (SHARED_BYTES - other) // stage)
     return count - count % tile.deep

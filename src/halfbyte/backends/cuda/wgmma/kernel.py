@@ -31,22 +31,25 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..portable.decode_tile import NONE
+from ..decode import SMALL
+from ..portable.decode_tile import MIN, NONE
 from .epilogue import add_parts, finished, gated_rows, hand_over, take_over
 from .gluon_compat import aggregate, block_barrier, copy_in, copy_out
-from .operand import operand, pair_positions, terms_layout, unit, words_layout
+from .operand import lanes_layout, operand, pair_positions, terms_layout, unit, words_layout
 
 
 class Values(NamedTuple):
-    """Pointers to the bias and the tensor's factor."""
+    """Pointers to the bias, the tensor's factor and the table of its elements."""
 
     bias: Any
     global_scale: Any
+    table: Any
 
 
 class Blocks(NamedTuple):
@@ -76,6 +79,7 @@ class Pointers(NamedTuple):
     y: Any
     bias: Any
     global_scale: Any
+    table: Any
     count: Any
     expert: Any
     first: Any
@@ -99,10 +103,22 @@ class Work(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """The shift of E8M0 scales (a float on the host: Triton specializes the integers of a record),
-    the power of two that the sums lack, and the format's divisor.
+    """The shift of E8M0 scales, the power of two that the sums lack, and the format's divisor."""
+
+    shift: Any
+    unit: Any
+    divisor: Any
+
+
+class Numbers(NamedTuple):
+    """What a call passes by value: those of Work, and Factors. Integers travel as the float32 of
+    their bits (`as_float`), since Triton would compile a kernel for each integer of a record.
     """
 
+    m: Any
+    n: Any
+    sharing: Any
+    units: Any
     shift: Any
     unit: Any
     divisor: Any
@@ -114,21 +130,27 @@ class Maps(NamedTuple):
     y: Any
     x: Any
     words: Any
+    more: Any
     scales: Any
     addends: Any
+    ups: Any
+    lows: Any
 
 
 class Shared(NamedTuple):
-    """Shared memory: a stage's x, the x of its second part, words, scales and addends; outputs;
-    barriers of full and empty stages; sums of warpgroups that share rows, and the barriers that say
+    """Shared memory: a stage's x, the x of its second part, words, those of a second plane, scales,
+    addends, super scales and super minimums; outputs; barriers of full and empty stages; sums of warpgroups that share rows, and the barriers that say
     they were written and read.
     """
 
     x: Any
     x_second: Any
     words: Any
+    more: Any
     scales: Any
     addends: Any
+    ups: Any
+    lows: Any
     y: Any
     full: Any
     empty: Any
@@ -172,14 +194,16 @@ class Config(NamedTuple):
     row_groups, input_groups   warpgroups along the rows; warpgroups on the same rows
     stages                     stages of shared memory
     group, groups              inputs that share a scale; scale groups in a unit (1 when larger)
-    scale_words                16-bit words of a unit's scales in 16 rows
+    scale_words, addend_words  16-bit words of a unit's scales, of its addends, in 16 rows
+    plane, more                widths of the first and second bit plane in lane order; 0: none
+    super_units, signed        units that share a super scale (0 without one); small scales have signs
     kind, bits, scale, addend  element, width of a code, kinds of scale and addend (decode.py)
     arithmetic                 operand.HALF, BFLOAT, FLOAT32 or FLOAT32_BFLOAT
     decoder, registers, positions    a row of decoders.PAIRS: assembly, its constraints, and where
                                pairs lie in a word
     global_op, divide          the tensor's factor: 0 none, 1 multiplies, 2 divides; whether the
                                format's divisor applies
-    has_bias, half             a bias is added; activations are float16 (else bfloat16)
+    has_bias, has_table, half  a bias is added; elements are a table's; activations are float16 (else bfloat16)
     adjacent                   token blocks that neighbouring programs take for the same rows
     store                      2: the copy engine writes y; 1: every lane writes what it has
     routed, gate               a stack of experts; the activation that joins rows 2 j and 2 j + 1
@@ -197,6 +221,11 @@ class Config(NamedTuple):
     group: int
     groups: int
     scale_words: int
+    addend_words: int
+    plane: int
+    more: int
+    super_units: int
+    signed: bool
     kind: int
     bits: int
     scale: int
@@ -208,6 +237,7 @@ class Config(NamedTuple):
     global_op: int
     divide: bool
     has_bias: bool
+    has_table: bool
     half: bool
     adjacent: int
     store: int
@@ -277,14 +307,34 @@ def split_of(work, blocks, C: gl.constexpr):
     return Split(tokens, whole, sharing, (tiles - whole * gl.num_programs(0)) * work.units)
 
 
+@gluon.constexpr_function
+def first_plane(config):
+    """Width of the plane that `words` holds."""
+    return config.plane if config.plane else config.bits
+
+
+@gluon.constexpr_function
+def term_words(config):
+    """16-bit words of a unit's terms in 16 rows: scales, addends and their super scales."""
+    supers = (0 if not config.super_units else 32 if config.addend == 3 else 16)
+    return config.scale_words + config.addend_words + supers
+
+
 @gluon.jit
 def copy_weight(maps, shared, bar, stage, row, k, live, C: gl.constexpr):
     """Words, scales and addends of unit k into a stage; `row` counts tiles of 16 rows."""
     group = k * 64 // C.group
-    copy_in(maps.words, [row, k * C.bits, 0], bar, shared.words.index(stage), pred=live)
+    WIDTH: gl.constexpr = first_plane(C)
+    copy_in(maps.words, [row, k * WIDTH, 0], bar, shared.words.index(stage), pred=live)
+    if C.more:
+        copy_in(maps.more, [row, k * C.more, 0], bar, shared.more.index(stage), pred=live)
+    if C.super_units:
+        copy_in(maps.ups, [row, k // C.super_units * 16], bar, shared.ups.index(stage), pred=live)
+        if C.addend == MIN:
+            copy_in(maps.lows, [row, k // C.super_units * 16], bar, shared.lows.index(stage), pred=live)
     copy_in(maps.scales, [row, group * (C.scale_words // C.groups)], bar, shared.scales.index(stage), pred=live)
     if C.addend != NONE:
-        copy_in(maps.addends, [row, group * 16], bar, shared.addends.index(stage), pred=live)
+        copy_in(maps.addends, [row, group * (C.addend_words // C.groups)], bar, shared.addends.index(stage), pred=live)
 
 
 @gluon.jit
@@ -308,7 +358,7 @@ def produce(args, C: gl.constexpr):
     left it.
     """
     BN: gl.constexpr = 64 * C.row_blocks * C.row_groups
-    TERMS: gl.constexpr = C.scale_words + (0 if C.addend == NONE else 16 * C.groups)
+    TERMS: gl.constexpr = term_words(C)
     BYTES: gl.constexpr = C.tokens * 128 + BN * 8 * C.bits + max(BN // 16, 8) * TERMS * 2
     STAGES: gl.constexpr = C.stages
     maps = args.maps
@@ -372,21 +422,48 @@ def own_rows(v, WG: gl.constexpr, ROWS: gl.constexpr):
 
 
 @gluon.jit
+def single_bits(plane, WG: gl.constexpr, C: gl.constexpr):
+    """A warpgroup's words of a plane of single bits: four tiles are less than the eight lines of a
+    swizzle, so the words of all are loaded, and those of the others are dead.
+    """
+    R: gl.constexpr = C.row_blocks
+    words = plane.load(lanes_layout(R * C.row_groups, 4, 1))
+    return own_rows(gl.reshape(words, [4 * R * C.row_groups, 32]), WG, 4 * R)
+
+
+@gluon.jit
 def read_stage(shared, stage, phase, more, shift, WG: gl.constexpr, C: gl.constexpr):
     """A warpgroup's words and terms of a stage, as two halves. Words after the last unit are never
     multiplied.
     """
     R: gl.constexpr = C.row_blocks
-    LW: gl.constexpr = words_layout(R, 4, C.group == 16, C.bits)
-    LS: gl.constexpr = terms_layout(max(R * C.row_groups, 2), 4, C.groups, C.scale_words // C.groups // 8)
-    LA: gl.constexpr = terms_layout(max(R * C.row_groups, 2), 4, C.groups, 2)
+    TILES: gl.constexpr = max(R * C.row_groups, 2)
+    LW: gl.constexpr = lanes_layout(R, 4, C.plane) if C.plane else words_layout(R, 4, C.group == 16, C.bits)
+    LS: gl.constexpr = terms_layout(TILES, 4, C.groups, C.scale_words // C.groups // 8)
+    LA: gl.constexpr = terms_layout(TILES, 4, C.groups, max(1, C.addend_words // C.groups // 8))
+    LU: gl.constexpr = terms_layout(TILES, 4, 1, 2)
     mbarrier.wait(shared.full.index(stage), phase, pred=more)
     if C.addend == NONE:
         z = 0
     else:
         z = own_rows(shared.addends.index(stage).load(LA), WG, 4 * R)
-    words = shared.words.index(stage).slice(WG * 4 * R, 4 * R).load(LW)
-    return unit(words, own_rows(shared.scales.index(stage).load(LS), WG, 4 * R), z, shift, C)
+    up = 0
+    low = 0
+    if C.super_units:
+        up = own_rows(shared.ups.index(stage).load(LU), WG, 4 * R)
+        if C.addend == MIN:
+            low = own_rows(shared.lows.index(stage).load(LU), WG, 4 * R)
+    if C.plane == 1:
+        words = single_bits(shared.words.index(stage), WG, C)
+    else:
+        words = shared.words.index(stage).slice(WG * 4 * R, 4 * R).load(LW)
+    if C.more == 1:
+        second = single_bits(shared.more.index(stage), WG, C)
+    elif C.more:
+        second = shared.more.index(stage).slice(WG * 4 * R, 4 * R).load(lanes_layout(R, 4, C.more))
+    else:
+        second = words
+    return unit(words, second, (own_rows(shared.scales.index(stage).load(LS), WG, 4 * R), z, up, low), shift, C)
 
 
 @gluon.jit
@@ -419,7 +496,7 @@ def consume(args, C: gl.constexpr, NUMBER: gl.constexpr):
     shared = args.shared
     work = args.work
     shift = args.factors.shift
-    positions = pair_positions(C)
+    positions = pair_positions(args.values, C)
     p = gl.program_id(0)
     programs = gl.num_programs(0)
     split = split_of(work, args.blocks, C)
@@ -441,7 +518,7 @@ def consume(args, C: gl.constexpr, NUMBER: gl.constexpr):
         for k in range(before // WGK, (before + k1 - k0) // WGK):  # noqa: B007
             if not C.ahead:
                 first, second = read_stage(shared, stage, phase, True, shift, WG, C)
-            a = join_halves(operand(first, positions, A, C), operand(second, positions, A, C), A)
+            a = join_halves(operand(first, positions, 0, A, C), operand(second, positions, 1, A, C), A)
             acc = warpgroup_mma(a, shared.x.index(stage).permute((1, 0)), acc, is_async=True)
             if C.second:
                 a_second = gl.convert_layout(a, A_SECOND, assert_trivial=True)
@@ -559,11 +636,20 @@ def allocate(maps, C: gl.constexpr):
     x_second = x
     if C.second:
         x_second = gl.allocate_shared_memory(dtype, [STAGES, C.second, 64], maps.x.layout)
-    words = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 16, C.bits, 32], maps.words.layout)
+    words = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 16, first_plane(C), 32], maps.words.layout)
+    more = words
+    if C.more:
+        more = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 16, C.more, 32], maps.more.layout)
     scales = gl.allocate_shared_memory(gl.int16, [STAGES, max(BN // 16, 8), C.scale_words], maps.scales.layout)
     addends = scales
     if C.addend != NONE:
-        addends = gl.allocate_shared_memory(gl.int16, [STAGES, max(BN // 16, 8), 16 * C.groups], maps.addends.layout)
+        addends = gl.allocate_shared_memory(gl.int16, [STAGES, max(BN // 16, 8), C.addend_words], maps.addends.layout)
+    ups = scales
+    lows = scales
+    if C.super_units:
+        ups = gl.allocate_shared_memory(gl.int16, [STAGES, max(BN // 16, 8), 16], maps.ups.layout)
+        if C.addend == MIN:
+            lows = gl.allocate_shared_memory(gl.int16, [STAGES, max(BN // 16, 8), 16], maps.lows.layout)
     y = scales
     if C.store == 2:
         y = gl.allocate_shared_memory(dtype, [WGS, FIRST, (32 if C.gate else 64) * C.row_blocks], maps.y.layout)
@@ -583,19 +669,23 @@ def allocate(maps, C: gl.constexpr):
         for i in gl.static_range(WGS * (WGK - 1)):
             mbarrier.init(written.index(i), count=1)
             mbarrier.init(read.index(i), count=1)
-    return Shared(x, x_second, words, scales, addends, y, full, empty, sums, written, read)
+    return Shared(x, x_second, words, more, scales, addends, ups, lows, y, full, empty, sums, written, read)
 
 
-@gluon.jit(do_not_specialize=["m", "n", "sharing", "units"])
-def wgmma_kernel(y_map, x_map, w_map, s_map, a_map, pointers, m, n, sharing, units, factors, config: gl.constexpr):
+def as_float(number: int) -> float:
+    """The float32 whose bits are `number`, for Numbers."""
+    return float(np.int32(number).view(np.float32))
+
+
+@gluon.jit
+def wgmma_kernel(y_map, x_map, w_map, v_map, s_map, a_map, u_map, l_map, pointers, numbers, config: gl.constexpr):
     """y (m, n) = x wᵀ + bias, one tile being 64 · row_blocks · row_groups rows of w by
     `config.tokens` tokens.
 
-    y_map … a_map   tensor maps of y, x, words, scales and addends: Triton 3.6 takes none in a record
+    y_map … l_map   tensor maps of y, x, words, a second plane's words, scales, addends, super scales
+                    and super minimums: Triton 3.6 takes none in a record
     pointers        Pointers
-    m, n, sharing, units    as in Work. They come one by one because Triton specializes the integers
-                    of a record whatever `do_not_specialize` says: a kernel for every shape
-    factors         Factors
+    numbers         Numbers
     config          Config
 
     In a stack of experts (config.routed) block b of tokens belongs to expert[b] and has last[b] −
@@ -604,14 +694,19 @@ def wgmma_kernel(y_map, x_map, w_map, s_map, a_map, pointers, m, n, sharing, uni
     C: gl.constexpr = config.constants()
     WARPGROUPS: gl.constexpr = C.row_groups * C.input_groups
     BN: gl.constexpr = 64 * C.row_blocks * C.row_groups
-    maps = Maps(y_map, x_map, w_map, s_map, a_map)
+    maps = Maps(y_map, x_map, w_map, v_map, s_map, a_map, u_map, l_map)
+    m = numbers.m.to(gl.int32, bitcast=True)
+    n = numbers.n.to(gl.int32, bitcast=True)
+    units = numbers.units.to(gl.int32, bitcast=True)
     rows = (n + (BN - 1)) // BN
     tokens = (m + (C.tokens - 1)) // C.tokens
-    work = Work(m, n, rows * tokens, sharing, rows, tokens, units)
+    work = Work(m, n, rows * tokens, numbers.sharing.to(gl.int32, bitcast=True), rows, tokens, units)
     shared = allocate(maps, C)
-    factors = Factors(factors.shift.to(gl.int32), factors.unit, factors.divisor)
+    factors = Factors(numbers.shift.to(gl.int32, bitcast=True), numbers.unit, numbers.divisor)
     y = pointers.y
-    values = Values(pointers.bias if C.has_bias else y, pointers.global_scale if C.global_op else y)
+    values = Values(
+        pointers.bias if C.has_bias else y, pointers.global_scale if C.global_op else y, pointers.table if C.has_table else y
+    )
     blocks = Blocks(y, y, y, y)  # never read
     if C.routed:
         blocks = Blocks(pointers.count, pointers.expert, pointers.first, pointers.last)

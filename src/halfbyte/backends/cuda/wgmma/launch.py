@@ -16,13 +16,13 @@ import torch
 
 from .. import decoders
 from .. import device as gpu
-from ..decode import E8M0_NORMAL, ELEMENTS, SCALES
+from ..decode import E4M3S, E8M0, E8M0_NORMAL, ELEMENTS, SCALES, SMALL, TABLE, UE4M3
 from ..launch import GLOBAL_OPS, addend_kind
 from ..mma.plan import TokenBlocks
 from ..relaunch import Relaunch, TensorMap
 from ..tuning.wgmma_tiles import FusedTile, WorkSplit, second_tokens, stages
 from ..weight import CudaWeight, group_elements
-from .kernel import Config, Factors, Pointers, wgmma_kernel
+from .kernel import Config, Factors, Numbers, Pointers, as_float, wgmma_kernel
 
 HALF, BFLOAT, FLOAT32, FLOAT32_BFLOAT = 0, 1, 2, 3
 """The arithmetics of operand.py."""
@@ -44,8 +44,16 @@ def arithmetic_of(w: CudaWeight, half: bool) -> int | None:
     """How a weight is finished for x in float16 (`half`) or bfloat16, or None where that would not
     be exact. (Values of 65520 and more overflow float16, as in `dequantize`.)
     """
-    scale = w.format.scale
-    if not w.tiled or w.format.minimum or w.super_scales is not None or scale not in ARITHMETIC:
+    f, scale = w.format, w.format.scale
+    if not w.tiled:
+        return None
+    if f.bits == 4 and w.lanes:
+        return FLOAT32 if SCALES[scale] == SMALL.value or scale in ("float16", "float32") else FLOAT32_BFLOAT
+    if SCALES[scale] == SMALL.value or (scale == "float32" and not f.bias):
+        return FLOAT32
+    if f.element in ("e2m3", "e3m2"):
+        return FLOAT32 if w.exact_half or not half else None
+    if scale not in ARITHMETIC:
         return None
     if scale == "e8m0" and half and w.top < 0:
         return None
@@ -55,10 +63,15 @@ def arithmetic_of(w: CudaWeight, half: bool) -> int | None:
     return finished
 
 
+POWERS = (E8M0.value, E4M3S.value, UE4M3.value)
+"""Kinds of 8-bit scales that may bring the power of two that codes lack."""
+
+
 @dataclass
 class CachedKernel:
     """The kernel for one weight, tile and kind of call: the weight's tensor maps, the arguments
-    that never change, and how it is launched again, once it has run.
+    that never change (the shift of `factors` as in Numbers), and how it is launched again, once it
+    has run.
     """
 
     maps: tuple[TensorMap, ...]
@@ -79,38 +92,50 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
     f, bits, group = w.format, w.format.bits, group_elements(w)
     bn, groups = 64 * tile.rows * tile.groups, max(1, 64 // group)
     width, each = groups * 8 * w.scales.element_size(), max(bn // 16, 8)
-    words = w.planes[bits].view(torch.int32)
-    tiles = words.numel() // (w.tiled * 32 * bits)  # a stack is one tall weight
-    scales = w.scales.view(torch.int16).reshape(tiles, -1)
-    addend = scales if w.addend is None else w.addend.view(torch.int16).reshape(tiles, -1)
+    widths = decoders.PLANE_WIDTHS[bits] if w.lanes else (bits,)
+    planes = [w.planes[plane].view(torch.int32) for plane in widths]
+    tiles = planes[0].numel() // (w.tiled * 32 * widths[0])  # a stack is one tall weight
+
+    def terms(t: torch.Tensor | None, words: int) -> TensorMap:
+        """16-bit words of terms of 16 rows; what a format lacks is the scales, never read."""
+        part, box = (w.scales, width) if t is None else (t, words)
+        return TensorMap(part.view(torch.int16).reshape(tiles, -1), (each, box))
+
+    addend_words = 0 if w.addend is None else 8 * groups * w.addend.element_size()
+    words = [TensorMap(p.reshape(tiles, b * w.tiled, 32), (bn // 16, b, 32)) for p, b in zip(planes, widths, strict=True)]
     maps = (
-        TensorMap(words.reshape(tiles, bits * w.tiled, 32), (bn // 16, bits, 32)), TensorMap(scales, (each, width)),
-        TensorMap(addend, (each, 16 * groups if w.addend is not None else width)),
+        words[0], words[-1], terms(w.scales, width), terms(w.addend, addend_words), terms(w.super_scales, 16),
+        terms(w.super_mins, 16),
     )  # fmt: skip
     e8m0, e2m1 = f.scale == "e8m0", f.element == "e2m1"
     shift, unit = 0, 1.0
-    if half and e8m0:
+    if half and e8m0 and not w.lanes:
         shift = w.top - LARGEST[f.element]
         unit = 2.0 ** (shift if e2m1 else shift - 14)
     elif half and e2m1 and f.scale in ("e4m3", "ue4m3"):
         unit = 256.0
     arithmetic = arithmetic_of(w, half)
     assert arithmetic is not None  # `schedule.refusal` is None
-    addends, named = addend_kind(w), ROWS_BY_ARITHMETIC[arithmetic]
-    count = stages(tile, bits, groups, w.scales.element_size(), w.addend is not None)
+    table = ELEMENTS[f.element] == TABLE.value
+    addends, named = addend_kind(w), decoders.TABLE if table else ROWS_BY_ARITHMETIC[arithmetic]
+    supers = sum(t is not None for t in (w.super_scales, w.super_mins))
+    count = stages(tile, bits, groups, w.scales.element_size(), 0 if w.addend is None else w.addend.element_size(), supers)
     if count < 2 * tile.deep:
         raise OutOfResources(2 * tile.deep, count, "stages of shared memory")
     config = Config(
         tokens=tile.tokens, second=second_tokens(tile.tokens), row_blocks=tile.rows, row_groups=tile.groups,
-        input_groups=tile.deep, stages=count, group=group, groups=groups, scale_words=width, kind=ELEMENTS[f.element], bits=bits,
+        input_groups=tile.deep, stages=count, group=group, groups=groups, scale_words=width, addend_words=addend_words,
+        plane=widths[0] if w.lanes else 0, more=widths[1] if len(widths) == 2 else 0, super_units=f.super_size // 64, signed=f.scale in ("i6", "i8"),
+        kind=ELEMENTS[f.element], bits=bits,
         scale=E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[f.scale], addend=addends, arithmetic=arithmetic,
-        decoder=decoders.pair_assembly(bits, f.element, named, addends, w.scales.element_size() == 1, half),
-        registers=decoders.pair_constraints(bits, f.element, addends), positions=decoders.PAIRS[bits, f.element, named].positions,
-        global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, has_bias=bias, half=half, adjacent=tile.together,
+        decoder=decoders.pair_assembly(bits, f.element, named, addends, SCALES[f.scale] in POWERS, half, w.lanes),
+        registers=decoders.pair_constraints(bits, f.element, addends, w.lanes),
+        positions=(decoders.LANES if w.lanes else decoders.PAIRS)[bits, f.element, named].positions,
+        global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, has_bias=bias, has_table=table, half=half, adjacent=tile.together,
         store=store, routed=routed, gate=gate, ahead=not e8m0 if tile.ahead == 2 else bool(tile.ahead),
         pdl=gpu.supports_pdl(w.device),
     )  # fmt: skip
-    return CachedKernel(maps, w.tiled, Factors(float(shift), unit, float(f.divisor)), config)
+    return CachedKernel(maps, w.tiled, Factors(as_float(shift), unit, float(f.divisor)), config)
 
 
 def launch(
@@ -123,7 +148,7 @@ def launch(
     # Triton specializes the pointers of a record by their alignment.
     aligned = (bias is None or bias.data_ptr() % 16 == 0, *[t is None or t.data_ptr() % 16 == 0 for t in table])
     key = (tile, x.dtype, y.dtype, bias is not None and bias.dtype, engine, blocks is None, gate, aligned, w.scales.data_ptr(),
-           w.planes[w.format.bits].data_ptr())  # fmt: skip
+           next(iter(w.planes.values())).data_ptr())  # fmt: skip
     kernel = w.launches.get(key)
     if kernel is None:
         store = 2 if engine else 1
@@ -136,15 +161,16 @@ def launch(
         if split.partials:
             partial = torch.empty(split.partials, dtype=torch.float32, device=device)
             scratch = (partial, gpu.arrival_counters(device, 2 * split.rest * tile.groups))
-        pointers = Pointers._make((y, bias, w.global_scale, *table, *scratch))
-        rest = x.shape[0], w.shape[-2], split.sharing, kernel.units, kernel.factors
+        pointers = Pointers._make((y, bias, w.global_scale, w.table, *table, *scratch))
+        work = (as_float(number) for number in (x.shape[0], w.shape[-2], split.sharing, kernel.units))
+        numbers = Numbers._make((*work, *kernel.factors))
         if kernel.again is not None:
-            kernel.again((split.programs, 1, 1), (y_map, x_map, *kernel.maps, pointers), (*rest, kernel.config))
+            kernel.again((split.programs, 1, 1), (y_map, x_map, *kernel.maps, pointers), (numbers, kernel.config))
             return
         compiled = wgmma_kernel[(split.programs,)](
-            *(map.descriptor() for map in (y_map, x_map, *kernel.maps)), pointers, *rest, config=kernel.config,
+            *(map.descriptor() for map in (y_map, x_map, *kernel.maps)), pointers, numbers, config=kernel.config,
             **gpu.launch_options(device), num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         if compiled is not None:
-            kernel.again = Relaunch(compiled, maps=5)
+            kernel.again = Relaunch(compiled, maps=8)
             kernel.again.keep(kernel.maps)

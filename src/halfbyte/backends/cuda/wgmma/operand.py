@@ -10,8 +10,11 @@ dtype, by one of these arithmetics:
                     E2M1 patterns), E4M3 (times 2^6)
     BFLOAT          bfloat16 pairs; scales bfloat16, E8M0, E4M3, all of them exact there
     FLOAT32         float32 one by one and a conversion a pair: scales of the 16-bit type that x does
-                    not have, 8 bits and x bfloat16
+                    not have, scales in float32 or of two levels, tables, 8 bits and x bfloat16
     FLOAT32_BFLOAT  the same, scales bfloat16
+
+Planes in lane order (order.py) give each lane its words whole; the assembly, a row of
+`decoders.LANES`, joins the planes of a pair.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..decode import E2M1, E4M3S, E8M0, E8M0_NORMAL, UE4M3
+from ..decode import E2M1, E4M3S, E8M0, E8M0_NORMAL, SMALL, TABLE, UE4M3
 from ..mma.operands import axis
-from ..portable.decode_tile import BIAS, NONE
+from ..portable.decode_tile import BIAS, MIN, NONE
 
 HALF = gl.constexpr(0)
 BFLOAT = gl.constexpr(1)
@@ -66,12 +69,22 @@ def words_layout(r, warps, by_16, bits=4):
 
 
 @gluon.constexpr_function
+def lanes_layout(r, warps, width):
+    """[R · warps tiles, width rows of 128 bytes, 32 words]: a lane's own words of a plane in lane
+    order, `width` of them side by side.
+    """
+    regs = [[0, 0, v] for v in _bits(width)] + [[warps * v, 0, 0] for v in _bits(r)]
+    lanes = [[0, width * v // 32, width * v % 32] for v in _bits(32)]
+    return gl.DistributedLinearLayout(regs, lanes, [[v, 0, 0] for v in _bits(warps)], [], [r * warps, width, 32])
+
+
+@gluon.constexpr_function
 def terms_layout(r, warps, groups, pair):
     """[R · warps tiles, groups · 8 rows · pair]: what rows g and g + 8 need, in each of the four
-    lanes of a row.
+    lanes of a row. `pair` counts 16-bit words: 1 for two bytes, 4 for two float32.
     """
     w = 8 * pair
-    regs = ([[0, 1]] if pair == 2 else []) + [[0, w * v] for v in _bits(groups)] + [[warps * v, 0] for v in _bits(r)]
+    regs = [[0, v] for v in _bits(pair)] + [[0, w * v] for v in _bits(groups)] + [[warps * v, 0] for v in _bits(r)]
     lanes = [[0, 0], [0, 0], [0, pair], [0, 2 * pair], [0, 4 * pair]]
     return gl.DistributedLinearLayout(regs, lanes, [[v, 0] for v in _bits(warps)], [], [r * warps, w * groups])
 
@@ -94,11 +107,32 @@ def position_of(config, odd, down):
 
 
 @gluon.jit
-def pair_positions(C: gl.constexpr):
+def pair_positions(values, C: gl.constexpr):
     """Where a lane's pairs lie in its words (decoders.PairDecoder.positions), of every lane and
-    row: shifts or masks, and multipliers. Of 2 bits, a lane's shift.
+    row: shifts or masks, and multipliers. Of 2 bits, a lane's shift. In lane order c of a pair in
+    the first half, and the lane's entry of the table.
     """
     L: gl.constexpr = operand_layout(C.row_blocks, 4, max(1, C.groups // 2))
+    if C.plane:
+        EACH: gl.constexpr = max(1, C.groups // 2)
+        c = axis(5, EACH, L, 10) * (2 * (2 // EACH)) + axis(6, 2 // EACH, L, 10) * 2 + axis(7, 2, L, 10)
+        entry = 0
+        if C.kind == TABLE:
+            entry = gl.load(values.table + (_lane() & 15)).to(gl.int32, bitcast=True)
+        return c, entry
+    else:
+        return _word_positions(L, C)
+
+
+@gluon.jit
+def _lane():
+    """The lane's number: a scalar to Triton, another in each thread."""
+    return gl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r", [], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _word_positions(L: gl.constexpr, C: gl.constexpr):
+    """`pair_positions` in fragment order."""
     odd = axis(4, 2, L, 10) == 1
     down = axis(8, 2, L, 10) == 1
     EVEN: gl.constexpr = position_of(C, 0, 0)
@@ -153,14 +187,41 @@ def byte_f32(b, SCALE: gl.constexpr):
 
 
 @gluon.jit
+def small_f32(b, SIGNED: gl.constexpr):
+    """A byte (in an int32) that is a small integer as float32: the mantissa of 2^23."""
+    if SIGNED:
+        return ((b ^ 128) | 0x4B000000).to(gl.float32, bitcast=True) - 8388736.0
+    else:
+        return (b | 0x4B000000).to(gl.float32, bitcast=True) - 8388608.0
+
+
+@gluon.jit
+def small_terms(v, up, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SIGNED: gl.constexpr):
+    """Small integers times the float16 of their super-block, both exact, to float32 [R, W, GROUPS,
+    8, 2 rows].
+    """
+    b = gl.reshape(v, [R, W, GROUPS, 8]).to(gl.int32)
+    s = gl.join(small_f32(b & 255, SIGNED), small_f32((b >> 8) & 255, SIGNED))
+    of_super = gl.reshape(up, [R, W, 1, 8, 2]).to(gl.float16, bitcast=True).to(gl.float32)
+    of_super, _ = gl.broadcast(gl.convert_layout(of_super, s.type.layout), s)
+    return s * of_super
+
+
+@gluon.jit
 def scales(
-    v, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, ARITHMETIC: gl.constexpr
+    v, up, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, ARITHMETIC: gl.constexpr,
+    WIDE: gl.constexpr, SIGNED: gl.constexpr,
 ):  # fmt: skip
     """Stored scales to what the decoder multiplies with, [R, W, 8, GROUPS, 2 rows] of int32. E8M0
     in float16: byte b is 2^(b − 127 + 14 − shift); bytes below 98 + shift are scales of zeros
-    (`launch.LARGEST`).
+    (`launch.LARGEST`). WIDE: of 32 bits.
     """
-    if SCALE == 0:
+    if SCALE == SMALL:
+        s = small_terms(v, up, R, W, GROUPS, SIGNED).to(gl.int32, bitcast=True)
+    elif WIDE:
+        low, high = gl.split(gl.reshape(v, [R, W, GROUPS, 8, 2, 2]).to(gl.int32))
+        s = (low & 0xFFFF) | (high << 16)
+    elif SCALE == 0:
         b = gl.reshape(v, [R, W, GROUPS, 8, 2])
         if ARITHMETIC == FLOAT32_BFLOAT:
             s = (b.to(gl.int32) << 16).to(gl.int32)
@@ -188,13 +249,21 @@ def scales(
 
 
 @gluon.jit
-def addends(
-    v, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, ADD: gl.constexpr, ARITHMETIC: gl.constexpr, BITS: gl.constexpr
-):  # fmt: skip
-    """Stored zero points or biases to what the decoder subtracts or adds, [R, W, 8, GROUPS, 2 rows]
-    of int32.
+def addends(v, low, R: gl.constexpr, W: gl.constexpr, C: gl.constexpr):
+    """Stored zero points, biases or minimums to what the decoder subtracts or adds, [R, W, 8,
+    GROUPS, 2 rows] of int32.
     """
-    b = gl.reshape(v, [R, W, GROUPS, 8, 2])
+    GROUPS: gl.constexpr = C.groups
+    if C.addend == MIN:
+        a = (-small_terms(v, low, R, W, GROUPS, False)).to(gl.int32, bitcast=True)
+    else:
+        a = _addends(gl.reshape(v, [R, W, GROUPS, 8, 2]), C.addend, C.arithmetic, 8 if C.plane else C.bits)
+    return gl.permute(a, [0, 1, 3, 2, 4])
+
+
+@gluon.jit
+def _addends(b, ADD: gl.constexpr, ARITHMETIC: gl.constexpr, BITS: gl.constexpr):
+    """`addends` of 16 bits."""
     if ADD == BIAS:
         if ARITHMETIC < FLOAT32:
             a = _twice(b.to(gl.int32))
@@ -215,7 +284,7 @@ def addends(
         else:
             low, high = gl.split(z)
             a = gl.join(_pair_of(1024.0 + low, False), _pair_of(-64.0 - high, False))
-    return gl.permute(a, [0, 1, 3, 2, 4])
+    return a
 
 
 @gluon.jit
@@ -229,13 +298,49 @@ def _in_halves(v, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr):
 
 
 @gluon.jit
-def unit(w, s, a, shift, C: gl.constexpr):
-    """Words [4 R tiles, bits, 32], stored scales and addends of a unit -> (words, scales, addends)
-    of its first half, of its second; R blocks of 64 rows. Scale kind 0 is a 16-bit float. Without
-    an addend, `a` is unused.
+def lane_words(w, WIDTH: gl.constexpr, R: gl.constexpr, W: gl.constexpr):
+    """A plane of a unit in lane order as words [R, W, g, t / 2, t mod 2, 1, 1, 1, row + 8, 1] of
+    each half; a lane has one word of single bits for both rows.
+    """
+    if WIDTH == 4:
+        low, high = gl.split(gl.reshape(w, [R, W, 8, 2, 2, 2, 2]))
+        low = gl.reshape(low, [R, W, 8, 2, 2, 1, 1, 1, 2, 1])
+        return low, gl.reshape(high, [R, W, 8, 2, 2, 1, 1, 1, 2, 1])
+    else:
+        w = gl.reshape(w, [R, W, 8, 2, 2, 1, 1, 1, WIDTH, 1])
+        return w, w
+
+
+@gluon.jit
+def unit(w, v, terms, shift, C: gl.constexpr):
+    """Words [4 R tiles, bits, 32], those of the second plane, and the stored scales, addends, super
+    scales and super minimums of a unit -> (words, of the second plane, scales, addends) of its
+    first half, of its second; R blocks of 64 rows. Scale kind 0 is a float. What a format lacks is
+    unused.
     """
     R: gl.constexpr = C.row_blocks
     W: gl.constexpr = 4
+    s, a, up, low = terms
+    if C.plane:
+        w0, w1 = lane_words(w, C.plane, R, W)
+        v0, v1 = w0, w1
+        if C.more:
+            v0, v1 = lane_words(v, C.more, R, W)
+    else:
+        w0, w1 = _unit_words(w, R, W, C)
+        v0, v1 = w0, w1
+    s = scales(s, up, shift, R, W, C.groups, C.scale, C.arithmetic, C.scale_words // C.groups == 32, C.signed)
+    s0, s1 = _in_halves(s, R, W, C.groups)
+    if C.addend == NONE:
+        return (w0, v0, s0, s0), (w1, v1, s1, s1)
+    else:
+        a0, a1 = _in_halves(addends(a, low, R, W, C), R, W, C.groups)
+        return (w0, v0, s0, a0), (w1, v1, s1, a1)
+
+
+@gluon.jit
+def _unit_words(w, R: gl.constexpr, W: gl.constexpr, C: gl.constexpr):
+    """The words of a unit in fragment order, of both halves."""
     BY_16: gl.constexpr = C.group == 16
     if C.bits == 2:  # row + 8, g, half, block
         w = gl.permute(gl.reshape(w, [R, W, 2, 8, 2, 2]), [0, 1, 3, 5, 2, 4])
@@ -247,13 +352,7 @@ def unit(w, s, a, shift, C: gl.constexpr):
         w = gl.permute(gl.reshape(w, [R, W, 8, 2, 2, 2, 2]), [0, 1, 2, 4, 6, 3, 5])
     else:  # g, block, i, half, t / 2
         w = gl.permute(gl.reshape(w, [R, W, 8, 2, 2, 2, 2]), [0, 1, 2, 6, 3, 4, 5])
-    w0, w1 = gl.split(w)
-    s0, s1 = _in_halves(scales(s, shift, R, W, C.groups, C.scale, C.arithmetic), R, W, C.groups)
-    if C.addend == NONE:
-        return (w0, s0, s0), (w1, s1, s1)
-    else:
-        a0, a1 = _in_halves(addends(a, R, W, C.groups, C.addend, C.arithmetic, C.bits), R, W, C.groups)
-        return (w0, s0, a0), (w1, s1, a1)
+    return gl.split(w)
 
 
 @gluon.jit
@@ -265,30 +364,42 @@ def _spread(v, like, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr):
 
 
 @gluon.jit
-def operand(half, positions, A: gl.constexpr, C: gl.constexpr):
-    """Half a unit, as `unit` returns it, to the finished A operand [64 R, 32] in layout A."""
+def operand(half, positions, SECOND: gl.constexpr, A: gl.constexpr, C: gl.constexpr):
+    """Half a unit, as `unit` returns it, to the finished A operand [64 R, 32] in layout A; SECOND: 1
+    for the second half, 0 for the first.
+    """
     R: gl.constexpr = C.row_blocks
     W: gl.constexpr = 4
     position, times = positions
     EACH: gl.constexpr = max(1, C.groups // 2)
     L: gl.constexpr = operand_layout(R, W, EACH)
     like = gl.zeros([R, W, 8, 2, 2, EACH, 2 // EACH, 2, 2, 2], gl.int32, layout=L)
-    if C.bits == 2:
+    if C.plane:
+        w = gl.convert_layout(half[0], L)
+    elif C.bits == 2:
         w = gl.convert_layout(gl.reshape(half[0], [R, W, 8, 1, 1, EACH, 2 // EACH, 1, 2, 1]), L)
     else:
         w = gl.convert_layout(gl.reshape(half[0], [R, W, 8, 2, 2 if C.bits == 8 else 1, EACH, 2 // EACH, 2, 1, 1]), L)
     w, _ = gl.broadcast(w, like)
     arguments = [w]
-    if C.bits < 8:
+    if C.more:
+        v, _ = gl.broadcast(gl.convert_layout(half[1], L), like)
+        arguments = arguments + [v]
+    if C.plane:
+        position, _ = gl.broadcast(position + 4 * SECOND, like)
+        arguments = arguments + [position]
+    elif C.bits < 8:
         position, _ = gl.broadcast(position, like)
         arguments = arguments + [position]
+    if C.kind == TABLE:
+        arguments = arguments + [like + times]
     if C.kind == E2M1:
         times, _ = gl.broadcast(times, like)
         arguments = arguments + [times]
-    arguments = arguments + [_spread(half[1], like, R, W, EACH)]
+    arguments = arguments + [_spread(half[2], like, R, W, EACH)]
     if C.addend != NONE:
-        arguments = arguments + [_spread(half[2], like, R, W, EACH)]
-    PACK: gl.constexpr = 8 if C.bits == 2 else 4
+        arguments = arguments + [_spread(half[3], like, R, W, EACH)]
+    PACK: gl.constexpr = 8 if C.bits == 2 and not C.plane else 4
     if C.half:
         v = gl.inline_asm_elementwise(C.decoder, C.registers, arguments, dtype=gl.float16, is_pure=True, pack=PACK)
     else:

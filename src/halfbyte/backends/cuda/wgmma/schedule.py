@@ -39,17 +39,17 @@ def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
         if w.tiled and w.format.scale == "e8m0":
             near = NEAR[w.format.element]
             return f"schedule 'fused' takes float16 where E8M0 scales lie within 2^{near}, and these do not; use bfloat16"
-        takes = "integers of 2, 4 and 8 bits and floats of 4 and 8 with 16-bit or 8-bit float scales"
+        takes = "integers of up to 6 and of 8 bits, floats of 4, 6 and 8 and tables, in groups of 16, 32 or whole 64s"
         return f"schedule 'fused' takes {takes}, not {w.format.name}"
     return None
 
 
 def pays(m: int, w: CudaWeight) -> bool:
     """True where this schedule is the fastest of those measured (`tuning/wgmma_tiles.py`; `halfbyte
-    bench --device cuda --sweep`).
+    bench --device cuda --sweep`). Nothing else reads lane order as fast, at any m.
     """
     n, k = w.shape[-2:]
-    least = FEW_INPUTS_LEAST if k < FEW_INPUTS and n < MANY_ROWS else LEAST_TOKENS
+    least = 1 if w.lanes else FEW_INPUTS_LEAST if k < FEW_INPUTS and n < MANY_ROWS else LEAST_TOKENS
     return m >= least and not (n <= FEW_ROWS and m > FEW_ROWS_MOST)
 
 
@@ -67,9 +67,10 @@ def activations(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
 
 def family_of(w: CudaWeight) -> str:
     """Weights that take the same time: `wide` of 8 bits, `e2m1`, in groups of 16 `fine`, `int`
-    without zero points or biases, `affine` with them.
+    without zero points or biases, `affine` with them. Planes and two levels of scales take the
+    tiles of `wide`, whose decoding takes as long.
     """
-    if w.format.bits == 8:
+    if w.format.bits == 8 or w.lanes or w.super_scales is not None:
         return "wide"
     if w.format.element == "e2m1":
         return "fine" if group_elements(w) == 16 else "e2m1"
@@ -96,7 +97,7 @@ def _steps(m: int, n: int, k: int, units: int, family: str, half: bool, most: in
 
 def warming_tokens(tokens: tuple[int, ...], w: CudaWeight, half: bool) -> list[int]:
     """Numbers of tokens in the range of `tokens` whose launches have every tile of the range."""
-    first, last = max(LEAST_TOKENS, min(tokens)), max(tokens)
+    first, last = max(1 if w.lanes else LEAST_TOKENS, min(tokens)), max(tokens)
     if first > last:
         return []
     n = w.shape[-2]
