@@ -11,7 +11,7 @@ import torch
 from halfbyte.backends.cuda import launch
 from halfbyte.backends.cuda.rounded import launch as rounded
 from halfbyte.backends.cuda.tuning.mma_tiles import BlockTile, Tile
-from halfbyte.backends.cuda.weight import to_device
+from halfbyte.backends.cuda.weight import in_lanes, to_device
 from halfbyte.numerics import activations as definition
 from support.gpu_weights import make, served
 
@@ -35,7 +35,12 @@ without. Others meet each.
 
 def check(word):
     q = make(word, 5, 2, np.random.default_rng(1))
-    w = to_device(q, "cpu")
+    check_order(word, q, to_device(q, "cpu"))
+    if in_lanes(q.format, q.shape[1]):
+        check_order(word, q, to_device(q, "cpu", lanes=True))
+
+
+def check_order(word, q, w):
     np.testing.assert_array_equal(launch.dequantize(w, torch.float32, packed=False).numpy(), q.dequantize())
     half = launch.dequantize(w, torch.float16, packed=False).numpy()
     np.testing.assert_array_equal(half, q.dequantize().astype(np.float16))

@@ -10,7 +10,7 @@ import pytest
 from halfbyte import QTensor, format_named
 from halfbyte.backends.cuda.canonical import canonical_parts
 from halfbyte.backends.cuda.order import by_tiles, untile
-from halfbyte.backends.cuda.weight import to_device
+from halfbyte.backends.cuda.weight import in_lanes, to_device
 from support.gpu_weights import make, random_parts, served, unit
 
 pytest.importorskip("torch")
@@ -30,6 +30,25 @@ def test_every_format_comes_back(word):
     for n, groups in ((1, 1), (7, 3), (33, 2)):
         q = make(word, n, groups, rng)
         equal(canonical_parts(to_device(q, "cpu")), dict(q.parts))
+
+
+@pytest.mark.parametrize("word", [word for word in served() if in_lanes(format_named(word), unit(format_named(word)))])
+def test_lane_order_comes_back(word):
+    """As a weight lies where the device has wgmma; views of rows and of experts too."""
+    rng = np.random.default_rng(4)
+    for n, groups in ((1, 1), (39, 3)):
+        q = make(word, n, groups, rng)
+        w = to_device(q, "cpu", lanes=True)
+        assert w.lanes
+        assert not w.fragments
+        equal(canonical_parts(w), dict(q.parts))
+    each = {name: part if name == "global_scale" else part[16:] for name, part in q.parts.items()}
+    equal(canonical_parts(w.row_block(16, n)), each)
+    shape = (3, 20, unit(q.format))
+    stack = QTensor(q.format, shape, random_parts(q.format, shape, rng))
+    held = to_device(stack, "cpu", lanes=True)
+    equal(canonical_parts(held), dict(stack.parts))
+    equal(canonical_parts(held.expert(1)), {name: part[1] for name, part in stack.parts.items()})
 
 
 @pytest.mark.parametrize("word", ["mxfp4", "nvfp4", "affine4:g64", "q6_K", "int8:g32"])

@@ -10,6 +10,7 @@ import pytest
 
 from halfbyte.backends.cuda import decoders as d
 from halfbyte.backends.cuda import order
+from halfbyte.numerics.bits import pack
 from halfbyte.numerics.minifloat import element_table
 from support import ptx
 
@@ -131,6 +132,55 @@ def test_pairs_of_wgmma_are_finished_and_rounded_once(key, addend, half):
                 for p, got in enumerate(ptx.halves(registers[f"${r}"], dtype)):
                     want = ptx.rounded(exact[:, p], dtype).astype(np.float64)
                     np.testing.assert_array_equal(got, want, err_msg=f"register {r}, half {p}")
+
+
+LANE_ROWS = [
+    (key, addend) for key in d.LANES for addend in (d.NO_ADDEND, d.ZERO_POINTS, d.BIASES)
+    if (key[1] == "uint" or addend != d.ZERO_POINTS) and (key[2] != d.TABLE or addend == d.NO_ADDEND)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("half", [True, False], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize(("key", "addend"), LANE_ROWS, ids=str)
+def test_planes_in_lane_order_are_joined_and_rounded_once(key, addend, half):
+    """All codes, pairs c = 0 to 7 of a lane, rows g and g + 8; a table's entries come from lanes."""
+    bits, element, arithmetic = key
+    if arithmetic in (d.HALF, d.BFLOAT) and half != (arithmetic == d.HALF):
+        return
+    dtype, table = HALF if half else BFLOAT16, table_of(element, bits)
+    rng = np.random.default_rng(3)
+    q = np.resize(rng.permutation(1 << bits), (16, 64)).astype(np.uint8)
+    q = rng.permuted(q.reshape(-1)).reshape(16, 64)
+    planes = {width: p.view(np.uint32)[0, 0] for width, p in order.to_lanes(pack(q, bits), bits, 64).items()}
+    text, names = (
+        d.pair_assembly(bits, element, arithmetic, addend, False, half, True),
+        d.pair_inputs(bits, element, addend, True),
+    )
+    assert d.pair_constraints(bits, element, addend, True).split(",") == ["=&r"] * 2 + ["r"] * (4 * len(names))
+    (s0, s1), (z0, z1) = (0.0390625, -1.5), (3.0, 2.0)
+    lane = np.arange(32)
+    for c in range(8):
+        words = []
+        for width in d.PLANE_WIDTHS[bits]:
+            at = {4: lambda h: 2 * h + c // 4, 2: lambda h: h, 1: lambda h: 0}[width]  # noqa: B023 # called at once
+            words.append([planes[width][:, at(h)] for h in (0, 1)])
+        entry = table[lane % 16].astype(np.float32).view(np.uint32) if bits == 4 else lane
+        given = {"w": words[0], "v": words[-1], "p": (c, c), "e": (entry, entry), "s": (s0, s1), "z": (z0, z1)}
+        registers = {}
+        for i, name in enumerate(names):
+            for down in (0, 1):
+                value = given[name][down]
+                if name in "sz":
+                    value = term(value, name, down, 8, d.FLOAT32 if arithmetic == d.TABLE else arithmetic, addend, dtype)
+                registers[f"${2 + 4 * i + 2 * down}"] = np.broadcast_to(np.asarray(value).astype(np.uint32), 32).copy()
+        ptx.run(text, registers)
+        for down in (0, 1):
+            for p, got in enumerate(ptx.halves(registers[f"${down}"], dtype)):
+                code = q[lane // 4 + 8 * down, 8 * c + 2 * (lane % 4) + p]
+                exact = finished(table[code], (s0, s1)[down], (z0, z1)[down], addend)
+                if arithmetic in (d.FLOAT32, d.TABLE):
+                    exact = exact.astype(np.float32).astype(np.float64)
+                np.testing.assert_array_equal(got, ptx.rounded(exact, dtype).astype(np.float64), err_msg=f"{c} {down} {p}")
 
 
 def shifted(position):

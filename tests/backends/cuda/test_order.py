@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfbyte.backends.cuda.order import PLANES, by_tiles, from_fragments, gather_e2m1, join, split, spread_e2m1, to_fragments
+from halfbyte.backends.cuda.order import (
+    PLANES,
+    by_tiles,
+    from_fragments,
+    from_lanes,
+    gather_e2m1,
+    join,
+    split,
+    spread_e2m1,
+    to_fragments,
+    to_lanes,
+)
 from halfbyte.backends.cuda.tuning.mma_tiles import FRAGMENT_TILES, FragmentTile, fragment_tile, steps
 from halfbyte.numerics.bits import pack
 
@@ -67,6 +78,36 @@ def test_torch_makes_the_same_words(n, k, by_16, coded, at_once, seed):
         patch.setattr(arrange, "CODES_AT_ONCE", at_once << 10)
         got = arrange.to_fragments(torch.from_numpy(codes), k, by_16, element, bits)
     np.testing.assert_array_equal(got.numpy(), to_fragments(codes, k, by_16, element, bits))
+
+
+@given(st.integers(1, 7), st.integers(1, 40), st.integers(1, 200), st.integers(1, 4), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_lanes_are_a_bijection_and_torch_makes_the_same(bits, n, k, at_once, seed):
+    torch, arrange = pytest.importorskip("torch"), importlib.import_module("halfbyte.backends.cuda.arrange")
+    codes = pack(np.random.default_rng(seed).integers(0, 1 << bits, (n, k), dtype=np.uint8), bits)
+    planes = to_lanes(codes, bits, k)
+    assert {width: p.shape for width, p in planes.items()} == {w: (-(-n // 16), -(-k // 64), 32, w) for w in PLANES[bits]}
+    np.testing.assert_array_equal(from_lanes(planes, bits, n, k), codes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrange, "CODES_AT_ONCE", at_once << 12)
+        got = arrange.to_lanes(torch.from_numpy(codes), bits, k)
+    for width, plane in planes.items():
+        np.testing.assert_array_equal(got[width].numpy(), plane)
+
+
+def test_a_lane_has_the_inputs_that_its_operand_wants():
+    """Row 8 h + g, input 8 c + 2 t + p lies with lane 4 g + t: nibbles in word 2 h + c / 4, pairs in
+    word h, bits in the only word.
+    """
+    q = np.random.default_rng(1).integers(0, 128, (16, 64), dtype=np.uint8)
+    planes = {width: plane.view(np.uint32)[0, 0] for width, plane in to_lanes(pack(q, 7), 7, 64).items()}
+    for row in range(16):
+        for j in range(64):
+            h, c, lane, p = row // 8, j // 8, 4 * (row % 8) + j // 2 % 4, j % 2
+            low = planes[4][lane, 2 * h + c // 4] >> np.uint32(4 * (c % 4) + 16 * p) & 15
+            pair = planes[2][lane, h] >> np.uint32(2 * c + 16 * p) & 3
+            bit = planes[1][lane, 0] >> np.uint32(8 * h + c + 16 * p) & 1
+            assert low | pair << 4 | bit << 6 == q[row, j]
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (1, 1), (20, 3), (0, 17, 2), (3, 33, 5)])

@@ -14,11 +14,13 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch")
 
-FEW = ("int4:g128/linear", "mxfp4/experts", "int4:g128/two", "uint8:g16/deep", "uint2:g16/narrow")
-"""Every shape, and 2, 4 and 8 bits."""
+FEW = ("int4:g128/linear", "mxfp4/experts", "int4:g128/two", "uint8:g16/deep", "uint2:g16/narrow", "q6_K/linear")
+"""Every shape, and 2, 4, 6 and 8 bits."""
 REST = (
     "nvfp4/linear", "mxfp4/few", "affine4:g32/deep", "uint4:g64/narrow", "q8_0/deep", "uint8:g16/linear", "affine8:g64/linear",
     "mxfp8_e4m3/experts", "mxfp8_e5m2/narrow", "int2:g64/linear", "uint2:g16/deep", "affine2:g64/experts",
+    "q2_K/deep", "q3_K/linear", "q4_K/experts", "q5_K/narrow", "uint3:g64/linear", "q5_0/few", "nf4:g64/two", "iq4_xs/experts",
+    "mxfp6_e2m3/deep", "mxfp6_e3m2/linear", "affine1:g64/linear", "affine6:g64/deep",
 )  # fmt: skip
 """With FEW every format that this kernel multiplies."""
 

@@ -17,6 +17,9 @@ pytestmark = pytest.mark.gpu
 WORDS = ["int4:g128", "int4:g32", "uint4:g64", "mxfp4", "nvfp4", "nvfp4_ue4m3", "affine4:g64", "fp4:g16", "q4_0", "uint4:g-1"]
 WORDS += ["q8_0", "int8:g128", "uint8:g64", "uint8:g16", "affine8:g64", "mxfp8_e4m3", "mxfp8_e5m2"]
 WORDS += ["int2:g64", "uint2:g32", "uint2:g16", "affine2:g64"]
+SUPERS = ["q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_xs"]
+WORDS += [*SUPERS, "int3:g128", "uint3:g64", "int5:g32", "uint5:g16", "uint6:g128", "int6:g-1", "q5_0", "q5_1", "nf4:g64",
+          "iq4_nl", "mxfp6_e2m3", "mxfp6_e3m2", "affine1:g64", "affine3:g64", "affine6:g64"]  # fmt: skip
 
 
 def hopper():
@@ -50,7 +53,7 @@ def tiles():
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_one_hot_activations_return_the_weight_rounded_once(word, name):
     hopper()
-    k = 8 if word == "uint4:g-1" else 640
+    k = 8 if word == "uint4:g-1" else 768 if word in SUPERS else 640
     for n, inputs in ((200, k), (72, max(k, 128)), (37, 2 * k)):  # 37 rows: no copy engine at the end
         q = weight(word, n, inputs, 1)
         p = ops.prepare(q, device="cuda")
@@ -69,7 +72,7 @@ def test_products_are_within_rounding_on_odd_shapes(word, name):
     hopper()
     torch.manual_seed(2)
     fmt = format_named(word)
-    one = fmt.group_size if fmt.group_size > 64 else 64
+    one = max(fmt.super_size, fmt.group_size, 64)
     for n, k, m in ((1, one, 1), (65, 9 * one, 33), (1000, 1152, 130), (520, 2880, 70), (4096, 512, 300), (136, 4096, 17)):
         k = k // one * one
         q = weight(word, n, k, 2)

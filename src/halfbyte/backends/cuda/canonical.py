@@ -43,7 +43,10 @@ def _codes(w: CudaWeight) -> NDArray[np.uint8]:
     fmt, (n, k) = w.format, w.shape[-2:]
     if w.lanes:
         planes = {width: to_numpy(p).reshape(-1, *p.shape[-4:]) for width, p in w.planes.items()}
-        stacked = [from_lanes({width: p[i] for width, p in planes.items()}, fmt.bits, n, k) for i in range(len(next(iter(planes.values()))))]
+        stacked = [
+            from_lanes({width: p[i] for width, p in planes.items()}, fmt.bits, n, k)
+            for i in range(len(next(iter(planes.values()))))
+        ]
         codes = np.stack(stacked).reshape(*w.shape[:-2], *stacked[0].shape)
     elif w.tiled:
         words = to_numpy(w.planes[fmt.bits])

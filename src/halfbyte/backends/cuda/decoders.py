@@ -378,9 +378,7 @@ def _lanes() -> dict[tuple[int, str, str], PairDecoder]:
         " shr.u32 t, t, 16; shfl.sync.idx.b32 n#, e0, t, 31, 0xffffffff; "
     )
     for element in TABLE_ELEMENTS:
-        out[4, element, TABLE] = PairDecoder(
-            ".reg .b32 m0, m1, n0, n1; shl.b32 k, p0, 2; and.b32 k, k, 12; " + look_up
-        )
+        out[4, element, TABLE] = PairDecoder(".reg .b32 m0, m1, n0, n1; shl.b32 k, p0, 2; and.b32 k, k, 12; " + look_up)
     return out
 
 

@@ -37,7 +37,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..decode import SMALL
 from ..portable.decode_tile import MIN, NONE
 from .epilogue import add_parts, finished, gated_rows, hand_over, take_over
 from .gluon_compat import aggregate, block_barrier, copy_in, copy_out
@@ -139,8 +138,8 @@ class Maps(NamedTuple):
 
 class Shared(NamedTuple):
     """Shared memory: a stage's x, the x of its second part, words, those of a second plane, scales,
-    addends, super scales and super minimums; outputs; barriers of full and empty stages; sums of warpgroups that share rows, and the barriers that say
-    they were written and read.
+    addends, super scales and super minimums; outputs; barriers of full and empty stages; sums of
+    warpgroups that share rows, and the barriers that say they were written and read.
     """
 
     x: Any
@@ -316,7 +315,7 @@ def first_plane(config):
 @gluon.constexpr_function
 def term_words(config):
     """16-bit words of a unit's terms in 16 rows: scales, addends and their super scales."""
-    supers = (0 if not config.super_units else 32 if config.addend == 3 else 16)
+    supers = 0 if not config.super_units else 32 if config.addend == 3 else 16
     return config.scale_words + config.addend_words + supers
 
 

@@ -125,14 +125,15 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
     config = Config(
         tokens=tile.tokens, second=second_tokens(tile.tokens), row_blocks=tile.rows, row_groups=tile.groups,
         input_groups=tile.deep, stages=count, group=group, groups=groups, scale_words=width, addend_words=addend_words,
-        plane=widths[0] if w.lanes else 0, more=widths[1] if len(widths) == 2 else 0, super_units=f.super_size // 64, signed=f.scale in ("i6", "i8"),
+        plane=widths[0] if w.lanes else 0, more=widths[1] if len(widths) == 2 else 0, super_units=f.super_size // 64,
+        signed=f.scale in ("i6", "i8"),
         kind=ELEMENTS[f.element], bits=bits,
         scale=E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[f.scale], addend=addends, arithmetic=arithmetic,
         decoder=decoders.pair_assembly(bits, f.element, named, addends, SCALES[f.scale] in POWERS, half, w.lanes),
         registers=decoders.pair_constraints(bits, f.element, addends, w.lanes),
         positions=(decoders.LANES if w.lanes else decoders.PAIRS)[bits, f.element, named].positions,
-        global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, has_bias=bias, has_table=table, half=half, adjacent=tile.together,
-        store=store, routed=routed, gate=gate, ahead=not e8m0 if tile.ahead == 2 else bool(tile.ahead),
+        global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, has_bias=bias, has_table=table, half=half,
+        adjacent=tile.together, store=store, routed=routed, gate=gate, ahead=not e8m0 if tile.ahead == 2 else bool(tile.ahead),
         pdl=gpu.supports_pdl(w.device),
     )  # fmt: skip
     return CachedKernel(maps, w.tiled, Factors(as_float(shift), unit, float(f.divisor)), config)
