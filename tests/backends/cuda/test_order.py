@@ -96,8 +96,8 @@ def test_lanes_are_a_bijection_and_torch_makes_the_same(bits, n, k, at_once, see
 
 
 def test_a_lane_has_the_inputs_that_its_operand_wants():
-    """Row 8 h + g, input 8 c + 2 t + p lies with lane 4 g + t: nibbles in word 2 h + c / 4, pairs in
-    word h, bits in the only word.
+    """Row 8 h + g, input 8 c + 2 t + p lies with lane 4 g + t: nibbles in word 2 h + c / 4, pairs
+    in word h, bits in the only word.
     """
     q = np.random.default_rng(1).integers(0, 128, (16, 64), dtype=np.uint8)
     planes = {width: plane.view(np.uint32)[0, 0] for width, plane in to_lanes(pack(q, 7), 7, 64).items()}

@@ -165,14 +165,18 @@ def test_case_54_a_graph_replays_the_same():
         assert torch.equal(y, eager)
 
 
-@pytest.mark.parametrize("word", ["mxfp4", "nvfp4", "int4:g32", "uint4:g64", "affine4:g64", "q8_0", "mxfp8_e4m3"])
+STACKS = ["mxfp4", "nvfp4", "int4:g32", "uint4:g64", "affine4:g64", "q8_0", "mxfp8_e4m3"]
+STACKS += ["q4_K", "q6_K", "q5_K", "q3_K", "nf4:g64", "iq4_xs", "uint3:g64", "q5_0"]
+
+
+@pytest.mark.parametrize("word", STACKS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_blocks_of_experts_equal_the_reference(word, dtype):
     hopper()
     from halfbyte.backends.cuda.moe import GATES
     from halfbyte.backends.cuda.moe import wgmma as fused_experts
 
-    experts, k, f, h = 5, 256, 128, 96
+    experts, k, f, h = 5, 256, 256 if word in SUPERS else 128, 96
     torch.manual_seed(9)
     kinds = [(a, True) for a in GATES] + [("geglu", False)] if word == "mxfp4" else [("swiglu", True)]
     for gate, interleaved in kinds:
@@ -194,6 +198,9 @@ def test_blocks_of_experts_equal_the_reference(word, dtype):
                 stacks = [ops.prepare(QTensor(up.format, (experts, f, k), parts), device="cuda").data for parts in halves]
                 own = [biases[0][:, i : i + f].contiguous() for i in (0, f)]
                 assert torch.equal(y, fused_experts.mixture(x, tuple(zip(stacks, own, strict=True)), *rest))
+            if pu.data.lanes:  # any number of tokens
+                own = {"gate_up_bias": biases[0], "down_bias": biases[1]}
+                assert torch.equal(y, ops.experts(x, pu, pd, index, share, gate=gate, interleaved=interleaved, **own))
             want = ops.experts(
                 x.float().cpu().numpy(), up, down, index.cpu().numpy(), share.cpu().numpy(), backend="reference",
                 gate=gate, interleaved=interleaved, gate_up_bias=biases[0].float().cpu().numpy(),

@@ -326,8 +326,8 @@ TABLE = "float32 of a table"
 
 
 def _rotated(y: str, word: str, at: str, bits: int, place: int) -> str:
-    """The `bits` of a plane that lie in `word` from bit t, which `at` computes, into `y` at `place`:
-    a rotation moves both codes of a pair alike.
+    """The `bits` of a plane that lie in `word` from bit t, which `at` computes, into `y` at
+    `place`: a rotation moves both codes of a pair alike.
     """
     mask = ((1 << bits) - 1 << place) * 0x10001
     return f"{at} sub.u32 t, t, {place}; shf.r.wrap.b32 t, {word}, {word}, t; lop3.b32 {y}, t, {mask:#010x}, {y}, 0xea; "
@@ -436,11 +436,13 @@ def pair_inputs(bits: int, element: str, addend: int, lanes: bool = False) -> st
 def pair_assembly(
     bits: int, element: str, arithmetic: str, addend: int, brings_power: bool, half: bool, lanes: bool = False
 ) -> str:
-    """A row of `PAIRS`, or of `LANES`, with its zero points and scales, as Triton takes it: two results (four of 2
-    bits), then each input in twice as many registers, the third of them of row g + 8.
+    """A row of `PAIRS`, or of `LANES`, with its zero points and scales, as Triton takes it: two
+    results (four of 2 bits in fragment order), then each input in twice as many registers, the
+    third of them of row g + 8.
 
     brings_power   scales bring the power of two that the codes lack
     half           results are float16, else bfloat16
+    lanes          a row of `LANES`
     """
     if addend == ZERO_POINTS and element != "uint":
         raise ValueError(f"[cuda] {element} codes with zero points have no decoder; allowed: uint")

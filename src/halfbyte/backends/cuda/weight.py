@@ -300,9 +300,9 @@ def _scales_half(q: QTensor) -> bool:
 
 
 def to_device(q: QTensor, device: Any, lanes: bool | None = None) -> CudaWeight:
-    """The weight in GPU order on `device`. `lanes`: whether formats of `in_lanes` lie in lane order;
-    None: where the device has wgmma, which is what reads it. Parts are converted one at a time, so that host
-    memory has no second copy of the whole weight.
+    """The weight in GPU order on `device`. Parts are converted one at a time, so that host memory
+    has no second copy of the whole weight. `lanes`: whether formats of `in_lanes` lie in lane
+    order; None: where the device has wgmma, which is what reads it.
     """
     from .arrange import by_tiles
 

@@ -121,7 +121,8 @@ def stages(tile: FusedTile, bits: int, groups: int, scale_bytes: int, addend_byt
     the one that it has.
     """
     bn, first = 64 * tile.rows * tile.groups, tile.tokens - second_tokens(tile.tokens)
-    stage = tile.tokens * 128 + bn * 8 * bits + max(bn // 16, 8) * 16 * (groups * (scale_bytes + addend_bytes) + 2 * supers)
+    words = 8 * (bn * bits + (max(128 - bn, 0) if bits % 2 else 0))  # of single bits, eight tiles at least
+    stage = tile.tokens * 128 + words + max(bn // 16, 8) * 16 * (groups * (scale_bytes + addend_bytes) + 2 * supers)
     other = bn * first * (2 + 4 * (tile.deep - 1))
     count = min(tile.stages, (SHARED_BYTES - other) // stage)
     return count - count % tile.deep

@@ -313,6 +313,20 @@ def first_plane(config):
 
 
 @gluon.constexpr_function
+def plane_tiles(tiles, width):
+    """Tiles of 16 rows of a plane in a stage: the eight lines of a swizzle at least."""
+    return max(tiles, 8) if width == 1 else tiles
+
+
+@gluon.constexpr_function
+def word_bytes(config):
+    """Bytes of words in a stage."""
+    tiles = 4 * config.row_blocks * config.row_groups
+    first = config.plane or config.bits
+    return 128 * first * plane_tiles(tiles, first) + 128 * config.more * plane_tiles(tiles, config.more)
+
+
+@gluon.constexpr_function
 def term_words(config):
     """16-bit words of a unit's terms in 16 rows: scales, addends and their super scales."""
     supers = 0 if not config.super_units else 32 if config.addend == 3 else 16
@@ -358,7 +372,7 @@ def produce(args, C: gl.constexpr):
     """
     BN: gl.constexpr = 64 * C.row_blocks * C.row_groups
     TERMS: gl.constexpr = term_words(C)
-    BYTES: gl.constexpr = C.tokens * 128 + BN * 8 * C.bits + max(BN // 16, 8) * TERMS * 2
+    BYTES: gl.constexpr = C.tokens * 128 + word_bytes(C) + max(BN // 16, 8) * TERMS * 2
     STAGES: gl.constexpr = C.stages
     maps = args.maps
     shared = args.shared
@@ -425,9 +439,9 @@ def single_bits(plane, WG: gl.constexpr, C: gl.constexpr):
     """A warpgroup's words of a plane of single bits: four tiles are less than the eight lines of a
     swizzle, so the words of all are loaded, and those of the others are dead.
     """
-    R: gl.constexpr = C.row_blocks
-    words = plane.load(lanes_layout(R * C.row_groups, 4, 1))
-    return own_rows(gl.reshape(words, [4 * R * C.row_groups, 32]), WG, 4 * R)
+    TILES: gl.constexpr = max(C.row_blocks * C.row_groups, 2)
+    words = plane.load(lanes_layout(TILES, 4, 1))
+    return own_rows(gl.reshape(words, [4 * TILES, 32]), WG, 4 * C.row_blocks)
 
 
 @gluon.jit
@@ -635,10 +649,12 @@ def allocate(maps, C: gl.constexpr):
     x_second = x
     if C.second:
         x_second = gl.allocate_shared_memory(dtype, [STAGES, C.second, 64], maps.x.layout)
-    words = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 16, first_plane(C), 32], maps.words.layout)
+    words = gl.allocate_shared_memory(
+        gl.int32, [STAGES, plane_tiles(BN // 16, first_plane(C)), first_plane(C), 32], maps.words.layout
+    )
     more = words
     if C.more:
-        more = gl.allocate_shared_memory(gl.int32, [STAGES, BN // 16, C.more, 32], maps.more.layout)
+        more = gl.allocate_shared_memory(gl.int32, [STAGES, plane_tiles(BN // 16, C.more), C.more, 32], maps.more.layout)
     scales = gl.allocate_shared_memory(gl.int16, [STAGES, max(BN // 16, 8), C.scale_words], maps.scales.layout)
     addends = scales
     if C.addend != NONE:
@@ -681,8 +697,8 @@ def wgmma_kernel(y_map, x_map, w_map, v_map, s_map, a_map, u_map, l_map, pointer
     """y (m, n) = x wᵀ + bias, one tile being 64 · row_blocks · row_groups rows of w by
     `config.tokens` tokens.
 
-    y_map … l_map   tensor maps of y, x, words, a second plane's words, scales, addends, super scales
-                    and super minimums: Triton 3.6 takes none in a record
+    y_map … l_map   tensor maps of y, x, words, a second plane's words, scales, addends, super
+                    scales and super minimums: Triton 3.6 takes none in a record
     pointers        Pointers
     numbers         Numbers
     config          Config

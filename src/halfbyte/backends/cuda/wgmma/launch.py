@@ -102,7 +102,10 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
         return TensorMap(part.view(torch.int16).reshape(tiles, -1), (each, box))
 
     addend_words = 0 if w.addend is None else 8 * groups * w.addend.element_size()
-    words = [TensorMap(p.reshape(tiles, b * w.tiled, 32), (bn // 16, b, 32)) for p, b in zip(planes, widths, strict=True)]
+    words = [
+        TensorMap(p.reshape(tiles, b * w.tiled, 32), (each if b == 1 else bn // 16, b, 32))
+        for p, b in zip(planes, widths, strict=True)
+    ]
     maps = (
         words[0], words[-1], terms(w.scales, width), terms(w.addend, addend_words), terms(w.super_scales, 16),
         terms(w.super_mins, 16),

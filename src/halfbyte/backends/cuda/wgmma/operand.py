@@ -9,8 +9,8 @@ dtype, by one of these arithmetics:
     HALF            float16 pairs; scales float16, E8M0 (times 2^(14 − shift), which completes raw
                     E2M1 patterns), E4M3 (times 2^6)
     BFLOAT          bfloat16 pairs; scales bfloat16, E8M0, E4M3, all of them exact there
-    FLOAT32         float32 one by one and a conversion a pair: scales of the 16-bit type that x does
-                    not have, scales in float32 or of two levels, tables, 8 bits and x bfloat16
+    FLOAT32         float32 one by one and a conversion a pair: scales of the 16-bit type that x
+                    does not have, scales in float32 or of two levels, tables, 8 bits and x bfloat16
     FLOAT32_BFLOAT  the same, scales bfloat16
 
 Planes in lane order (order.py) give each lane its words whole; the assembly, a row of
@@ -365,8 +365,8 @@ def _spread(v, like, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr):
 
 @gluon.jit
 def operand(half, positions, SECOND: gl.constexpr, A: gl.constexpr, C: gl.constexpr):
-    """Half a unit, as `unit` returns it, to the finished A operand [64 R, 32] in layout A; SECOND: 1
-    for the second half, 0 for the first.
+    """Half a unit, as `unit` returns it, to the finished A operand [64 R, 32] in layout A; SECOND:
+    1 for the second half, 0 for the first.
     """
     R: gl.constexpr = C.row_blocks
     W: gl.constexpr = 4
