@@ -51,14 +51,15 @@ def test_a_second_call_hands_over_what_the_first_did(recorder, word, dtype, n, k
     assert all(second[name] is first[name] for name in kept)
     assert first["pointers.bias"] is bias
     assert first["pointers.global_scale"] is w.global_scale
-    assert (first["m"], first["n"], first["units"]) == (m, n, -(-k // 64))
+    assert [first[f"numbers.{name}"] for name in ("m", "n", "units")] == [m, n, -(-k // 64)]
     rows = -(-n // (64 * first["config.row_blocks"] * first["config.row_groups"]))
     tiles = rows * -(-m // first["config.tokens"])
     bits = w.format.bits
     assert list(first["w_map"].block_shape) == [4 * first["config.row_blocks"] * first["config.row_groups"], bits, 32]
     assert tuple(first["w_map"].shape) == (-(-n // 16), bits * w.tiled, 32)
-    cut = first["sharing"] > tiles % programs > 0
-    size = 2 * first["sharing"] * 64 * first["config.row_blocks"] * first["config.row_groups"] * first["config.tokens"]
+    sharing = int(first["numbers.sharing"])
+    cut = sharing > tiles % programs > 0
+    size = 2 * sharing * 64 * first["config.row_blocks"] * first["config.row_groups"] * first["config.tokens"]
     assert first["pointers.partial"].numel() == (size if cut else 1)
 
 

@@ -47,7 +47,7 @@ def operands_of(source, kept, n, table=None):
     """The A operand of every row, unit after unit, as `read_stage` and `consume` make it."""
     C = kept.config
     words, more, scales, addends, ups, lows = (m.tensor.numpy() for m in kept.maps)
-    each, shift = 4 * C.row_blocks, T(np.float32(kept.factors.shift).view(np.int32))
+    each, shift = 4 * C.row_blocks, T(np.int32(kept.factors.shift))
     positions, out = source.function("pair_positions")(kernel.Values(None, None, table), C), []
     width = C.plane or C.bits
     with np.errstate(all="ignore"):

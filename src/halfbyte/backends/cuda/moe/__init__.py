@@ -88,8 +88,8 @@ def mixture(
     down_bias: torch.Tensor | None,
     invariant: bool = False,
 ) -> torch.Tensor:
-    """x (m, k) through stacks of experts in fragment or lane order -> (m, h) in x's dtype. `ups` is one
-    stack of gates and ups, or one of each, (e, f, k). Gates and ups that lie side by side meet
+    """x (m, k) through stacks of experts in fragment or lane order -> (m, h) in x's dtype. `ups` is
+    one stack of gates and ups, or one of each, (e, f, k). Gates and ups that lie side by side meet
     where they are summed; else a kernel of its own brings them together. `invariant`: the schedule
     and what orders a token's sums depend on no other token.
     """
@@ -101,8 +101,8 @@ def mixture(
         return fused_experts.mixture(x, ups, down, topk_ids, topk_weights, kind, interleaved, down_bias, one)
     if lanes:
         raise BackendError(
-            f"[experts] {stacks[0].format.name} on CUDA takes rows that are whole multiples of 16 outputs, found {stacks[0].shape[1]}"
-            f" and {down.shape[1]}, without act-order"
+            f"[experts] {stacks[0].format.name} on CUDA takes outputs in whole multiples of 16, found"
+            f" {stacks[0].shape[1]} and {down.shape[1]}, and no act-order"
         )
     tile = INVARIANT_TILE if invariant else None
     routing = route(topk_ids, down.shape[0], INVARIANT_TOKENS if invariant else tokens_a_block(x.shape[0]))

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
@@ -110,8 +109,8 @@ class Factors(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What a call passes by value: those of Work, and Factors. Integers travel as the float32 of
-    their bits (`as_float`), since Triton would compile a kernel for each integer of a record.
+    """What a call passes by value: those of Work, and Factors. Integers travel as float32, which
+    holds them up to 2^24, since Triton would compile a kernel for each integer of a record.
     """
 
     m: Any
@@ -649,9 +648,8 @@ def allocate(maps, C: gl.constexpr):
     x_second = x
     if C.second:
         x_second = gl.allocate_shared_memory(dtype, [STAGES, C.second, 64], maps.x.layout)
-    words = gl.allocate_shared_memory(
-        gl.int32, [STAGES, plane_tiles(BN // 16, first_plane(C)), first_plane(C), 32], maps.words.layout
-    )
+    WIDTH: gl.constexpr = first_plane(C)
+    words = gl.allocate_shared_memory(gl.int32, [STAGES, plane_tiles(BN // 16, WIDTH), WIDTH, 32], maps.words.layout)
     more = words
     if C.more:
         more = gl.allocate_shared_memory(gl.int32, [STAGES, plane_tiles(BN // 16, C.more), C.more, 32], maps.more.layout)
@@ -687,11 +685,6 @@ def allocate(maps, C: gl.constexpr):
     return Shared(x, x_second, words, more, scales, addends, ups, lows, y, full, empty, sums, written, read)
 
 
-def as_float(number: int) -> float:
-    """The float32 whose bits are `number`, for Numbers."""
-    return float(np.int32(number).view(np.float32))
-
-
 @gluon.jit
 def wgmma_kernel(y_map, x_map, w_map, v_map, s_map, a_map, u_map, l_map, pointers, numbers, config: gl.constexpr):
     """y (m, n) = x wᵀ + bias, one tile being 64 · row_blocks · row_groups rows of w by
@@ -710,14 +703,14 @@ def wgmma_kernel(y_map, x_map, w_map, v_map, s_map, a_map, u_map, l_map, pointer
     WARPGROUPS: gl.constexpr = C.row_groups * C.input_groups
     BN: gl.constexpr = 64 * C.row_blocks * C.row_groups
     maps = Maps(y_map, x_map, w_map, v_map, s_map, a_map, u_map, l_map)
-    m = numbers.m.to(gl.int32, bitcast=True)
-    n = numbers.n.to(gl.int32, bitcast=True)
-    units = numbers.units.to(gl.int32, bitcast=True)
+    m = numbers.m.to(gl.int32)
+    n = numbers.n.to(gl.int32)
+    units = numbers.units.to(gl.int32)
     rows = (n + (BN - 1)) // BN
     tokens = (m + (C.tokens - 1)) // C.tokens
-    work = Work(m, n, rows * tokens, numbers.sharing.to(gl.int32, bitcast=True), rows, tokens, units)
+    work = Work(m, n, rows * tokens, numbers.sharing.to(gl.int32), rows, tokens, units)
     shared = allocate(maps, C)
-    factors = Factors(numbers.shift.to(gl.int32, bitcast=True), numbers.unit, numbers.divisor)
+    factors = Factors(numbers.shift.to(gl.int32), numbers.unit, numbers.divisor)
     y = pointers.y
     values = Values(
         pointers.bias if C.has_bias else y, pointers.global_scale if C.global_op else y, pointers.table if C.has_table else y

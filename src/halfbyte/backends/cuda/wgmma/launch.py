@@ -22,7 +22,7 @@ from ..mma.plan import TokenBlocks
 from ..relaunch import Relaunch, TensorMap
 from ..tuning.wgmma_tiles import FusedTile, WorkSplit, second_tokens, stages
 from ..weight import CudaWeight, group_elements
-from .kernel import Config, Factors, Numbers, Pointers, as_float, wgmma_kernel
+from .kernel import Config, Factors, Numbers, Pointers, wgmma_kernel
 
 HALF, BFLOAT, FLOAT32, FLOAT32_BFLOAT = 0, 1, 2, 3
 """The arithmetics of operand.py."""
@@ -70,8 +70,7 @@ POWERS = (E8M0.value, E4M3S.value, UE4M3.value)
 @dataclass
 class CachedKernel:
     """The kernel for one weight, tile and kind of call: the weight's tensor maps, the arguments
-    that never change (the shift of `factors` as in Numbers), and how it is launched again, once it
-    has run.
+    that never change, and how it is launched again, once it has run.
     """
 
     maps: tuple[TensorMap, ...]
@@ -139,7 +138,7 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
         adjacent=tile.together, store=store, routed=routed, gate=gate, ahead=not e8m0 if tile.ahead == 2 else bool(tile.ahead),
         pdl=gpu.supports_pdl(w.device),
     )  # fmt: skip
-    return CachedKernel(maps, w.tiled, Factors(as_float(shift), unit, float(f.divisor)), config)
+    return CachedKernel(maps, w.tiled, Factors(float(shift), unit, float(f.divisor)), config)
 
 
 def launch(
@@ -166,8 +165,7 @@ def launch(
             partial = torch.empty(split.partials, dtype=torch.float32, device=device)
             scratch = (partial, gpu.arrival_counters(device, 2 * split.rest * tile.groups))
         pointers = Pointers._make((y, bias, w.global_scale, w.table, *table, *scratch))
-        work = (as_float(number) for number in (x.shape[0], w.shape[-2], split.sharing, kernel.units))
-        numbers = Numbers._make((*work, *kernel.factors))
+        numbers = Numbers(float(x.shape[0]), float(w.shape[-2]), float(split.sharing), float(kernel.units), *kernel.factors)
         if kernel.again is not None:
             kernel.again((split.programs, 1, 1), (y_map, x_map, *kernel.maps, pointers), (numbers, kernel.config))
             return

@@ -27,6 +27,9 @@ from ..tuning.wgmma_tiles import (
 from ..weight import NEAR, WORKSPACE_BYTES, CudaWeight, group_elements
 from .launch import arithmetic_of, launch
 
+MOST = 1 << 24
+"""Tokens and outputs of a launch: they reach the kernel as float32."""
+
 
 def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
     """The sentence why the fused schedule cannot serve, or None."""
@@ -35,6 +38,8 @@ def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
     if x.is_cuda and gpu.capability(x.device)[0] != 9:
         major, minor = gpu.capability(x.device)
         return f"schedule 'fused' is wgmma of compute capability 9.0 and this GPU has {major}.{minor}; use dequantize_then_gemm"
+    if max(x.shape[0], w.shape[-2]) > MOST:
+        return f"schedule 'fused' takes up to {MOST} tokens and outputs, not {x.shape[0]} and {w.shape[-2]}"
     if arithmetic_of(w, x.dtype == torch.float16) is None:
         if w.tiled and w.format.scale == "e8m0":
             near = NEAR[w.format.element]
