@@ -59,6 +59,8 @@ def test_an_absent_name_of_a_header_comes_with_other_names_for_it(names, by, why
     [
         ((8, 16), (8, 16), False), ((8, 16), (8, None), False), ((8, 16), (None, None), False), ((8, 16), (9, 16), True),
         ((8, 16), (None, 15), True), ((8, 16), (16, 8), True), ((128,), (8, 16), True), ((128,), (None, None), False),
+        ((128,), (8, None), True), ((128,), (None, 16), True), ((), (8, None), True),
+        ((1, 8, 16), (8, None), True), ((1, 8, 16), (None, 16), True), ((1, 8, 16), (None, None), False),
         ((2, 8, 16), (9, 17), False),
     ],
 )  # fmt: skip

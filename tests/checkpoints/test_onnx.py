@@ -17,6 +17,7 @@ pytest.importorskip("onnxruntime")
 import onnx
 
 import halfbyte as hb
+from halfbyte.checkpoints.onnx.graph import PLAIN, Model
 from halfbyte.cli import main
 from halfbyte.errors import CheckpointError, HalfbyteError, UnsupportedError
 from support.onnx_models import BITS, Graph, packed
@@ -429,3 +430,33 @@ def test_external_data_begin_at_byte_0_unless_the_model_says_otherwise(tmp_path)
         tensor.external_data.add(key="location", value=name)
     onnx.save_model(model, path)
     assert np.array_equal(hb.open(path)["w"].dequantize("float32"), wanted)
+
+
+def test_constants_are_read_as_initializers_are(tmp_path):
+    path = small(tmp_path)
+    with hb.open(path) as checkpoint:
+        wanted = {k: v.dequantize("float32") if isinstance(v, hb.QTensor) else v for k, v in checkpoint.items()}
+    model = onnx.load_model(path)
+    nodes = [onnx.helper.make_node("Constant", [], [t.name], value=t) for t in model.graph.initializer]
+    nodes.append(onnx.helper.make_node("Constant", [], ["half"], value_float=0.5))
+    del model.graph.initializer[:]
+    model.graph.node.MergeFrom(nodes)
+    onnx.save_model(model, path)
+    with hb.open(path) as checkpoint:
+        assert set(checkpoint) == set(wanted)
+        for key, values in wanted.items():
+            found = checkpoint[key]
+            assert np.array_equal(found.dequantize("float32") if isinstance(found, hb.QTensor) else found, values)
+
+
+def test_types_of_whole_bytes_are_onnxs(tmp_path):
+    """Names, and values of random bits."""
+    graph = Graph()
+    for kind, dtype in PLAIN.items():
+        number = onnx.TensorProto.DataType.Value(kind)
+        assert onnx.helper.tensor_dtype_to_np_dtype(number) == np.dtype(dtype), kind
+        raw = RNG.integers(0, 2, 3 * np.dtype(dtype).itemsize).astype(np.uint8).tobytes()
+        graph.tensors.append(onnx.helper.make_tensor(kind, number, (3,), raw, raw=True))
+    model = Model(graph.save(tmp_path / "m.onnx"))
+    for tensor in graph.tensors:
+        assert model.array(tensor.name).tobytes() == onnx.numpy_helper.to_array(tensor).tobytes()
