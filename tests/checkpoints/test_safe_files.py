@@ -330,6 +330,33 @@ def test_exchange_says_where_it_cannot(tmp_path, monkeypatch, code):
 
 
 @posix
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EIO])
+@pytest.mark.parametrize("made", [True, False])
+def test_an_exchange_that_is_made_and_reported_as_failed_is_made(tmp_path, monkeypatch, code, made):
+    """Otherwise the new folder, taken for the old one, is deleted."""
+
+    class System:
+        def renamex_np(self, a: bytes, b: bytes, flags: int) -> int:
+            if made:
+                os.rename(a, tmp_path / "between"), os.rename(b, a), os.rename(tmp_path / "between", b)
+            return -1
+
+        def renameat2(self, to: int, a: bytes, at: int, b: bytes, flags: int) -> int:
+            return self.renamex_np(a, b, flags)
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name, use_errno: System())
+    monkeypatch.setattr("ctypes.get_errno", lambda: code)
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.mkdir(), b.mkdir(), (a / "new").touch()
+    if made or code == errno.EINVAL:
+        assert exchange(a, b) == made
+    else:
+        with pytest.raises(OSError, match=r"Input/output error.*b'"):
+            exchange(a, b)
+    assert (b / "new").exists() == made
+
+
+@posix
 def test_refusals_of_the_file_system_have_a_sentence(source, tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir()
