@@ -24,7 +24,7 @@ sources or tests while a sample runs; run long ones in a clone.
 
 A mutant is killed by a test that fails with it alone and passes without it, or that takes 20 times
 its time and 10 seconds more; a file that cannot be imported counts as killed. `--budget` bounds the
-seconds of tests against one mutant. Tests that fail or skip while recorded are not used. One JSON
+processor seconds of tests against one mutant. Tests that fail or skip while recorded are not used. One JSON
 line a mutant goes to `--out`; a run continues after the mutants listed there.
 
 Left alone: docstrings and messages, annotations, raised errors, `__repr__`, the arguments of
@@ -68,7 +68,7 @@ BUILD = ROOT / "build" / "mutation"
 
 TESTS = ["formats", "numerics", "tensor", "producers", "layouts", "checkpoints", "conversion", "verification"]
 TESTS += ["docs/test_adding_a_format.py", "docs/test_adding_a_layout.py", "backends/cpu/test_decode.py"]
-TESTS += [f"backends/cuda/test_{name}.py" for name in ("canonical", "decoders", "order")]
+TESTS += [f"backends/cuda/test_{name}.py" for name in ("canonical", "decoders", "order", "rounded")]
 """Folders and files below tests/ that run against mutants."""
 
 PRELOADED = ("numpy", "ml_dtypes", "safetensors", "gguf", "torch", "hypothesis", "rich.console", "typer")
@@ -459,6 +459,11 @@ def importers(file: str) -> list[str]:
     return found
 
 
+def mirror_of(file: str) -> str:
+    """What the names of the tests in a file's mirrored file of tests contain."""
+    return f"/test_{Path(file).stem}.py::"
+
+
 class Calls:
     """What the recordings say: tests of a function and of a file, in the order to run them."""
 
@@ -491,15 +496,16 @@ class Calls:
         return self.seconds.get(test, self.slowest.get(function, 1.0))
 
     def for_functions(self, names: list[str]) -> list[str]:
-        return self.ordered({t for name in names for t in self.of_function.get(recorded_name(name), [])})
+        """The tests that call a function, those of the mirrored file first."""
+        tests = self.ordered({t for name in names for t in self.of_function.get(recorded_name(name), [])})
+        mirrors = {mirror_of(name.split(":")[0]) for name in names}
+        return sorted(tests, key=lambda t: not any(mirror in t for mirror in mirrors))
 
     def for_file(self, file: str) -> list[str]:
         """The mirrored file's tests, those that call a function of the file, those of its
         importers.
         """
-        package, _, module = file.removesuffix(".py").rpartition("/")
-        mirror = f"/test_{module}.py::"
-        tests = [t for t in self.ordered(self.seconds) if mirror in t and package.split("/")[0] in t]
+        tests = [t for t in self.ordered(self.seconds) if mirror_of(file) in t and file.split("/")[0] in t]
         tests += self.ordered(self.of_file.get(file, ()))
         tests += self.ordered({t for other in importers(file) for t in self.of_file.get(other, ())})
         return list(dict.fromkeys(tests))
@@ -508,7 +514,7 @@ class Calls:
 def run_until_failure(items: list[pytest.Item], calls: Calls, budget: float, note: Path) -> int:
     """Run tests one after another in this process; write the name of the one that fails to `note`.
 
-    Returns KILLED, SURVIVED, SLOW (stopped at `budget` seconds of recorded time) or EMPTY.
+    Returns KILLED, SURVIVED, SLOW (stopped after `budget` seconds of processor time) or EMPTY.
     """
 
     class Reports:
@@ -520,7 +526,7 @@ def run_until_failure(items: list[pytest.Item], calls: Calls, budget: float, not
     if not items:
         return EMPTY
     items[0].config.pluginmanager.register(Reports())
-    spent = 0.0
+    start = time.process_time()
 
     def hung(signum: int, frame: FrameType | None) -> None:
         os._exit(KILLED)
@@ -534,8 +540,7 @@ def run_until_failure(items: list[pytest.Item], calls: Calls, budget: float, not
         signal.setitimer(signal.ITIMER_PROF, 0)
         if Reports.failed:
             return KILLED
-        spent += seconds
-        if spent > budget:
+        if time.process_time() - start > budget:
             return SLOW
     return SURVIVED
 
@@ -737,6 +742,9 @@ def run_fresh(file: str, code: CodeType, tests: list[str], calls: Calls, budget:
 COLLECTION = "collection"
 """Name in place of a test's where a process ended before it ran one."""
 
+STOPPED = 1 << 30
+"""Added to the number of a mutant whose tests step 2 stopped at the budget."""
+
 FIRST = 40
 """Tests of the first try of a fresh process, which collects only their files."""
 
@@ -753,9 +761,7 @@ def judge_fresh(mutant: Mutant, calls: Calls, budget: float) -> tuple[int, str]:
         return run_fresh(mutant.file, changed if mutated else original, tests, calls, budget)
 
     code, test = EMPTY, ""
-    spent = 0.0
-    most = next((i for i, t in enumerate(tests) if (spent := spent + calls.seconds[t]) > budget), len(tests))
-    for some in (tests[:FIRST], tests[: most + 1])[: 1 if changes else 2]:
+    for some in (tests[:FIRST], tests)[: 1 if changes else 2]:
         code, test = Judge(attempt).verdict(some)
         if code == KILLED:
             break
@@ -794,12 +800,14 @@ def run_sample(mutants: list[Mutant], budget: float, workers: int, out: Path) ->
         if code == KILLED:
             done(waiting[number], code, seconds, test)
         else:
-            queue.put(number)
+            queue.put(number + (STOPPED if code == SLOW else 0))
 
     def fresh(number: int) -> None:
-        start = time.monotonic()
-        code, test = judge_fresh(waiting[number], calls, budget)
-        done(waiting[number], code, time.monotonic() - start, test if code == KILLED else "")
+        start, mutant = time.monotonic(), waiting[number % STOPPED]
+        code, test = judge_fresh(mutant, calls, budget)
+        if code != KILLED:
+            code, test = SLOW if number >= STOPPED else code, ""
+        done(mutant, code, time.monotonic() - start, test)
 
     def functions() -> int:
         plugin = FunctionMutants(waiting, calls, budget, workers, tried)

@@ -217,6 +217,16 @@ def test_case_81_byte_pieces_say_how_they_are_joined(name, tmp_path):
         assert hb.open(joined)["w"].shape == (16, 512)
 
 
+@pytest.mark.parametrize(("count", "named"), [(6, 6), (7, 6)])
+def test_case_81_of_many_byte_pieces_six_are_named(count, named, tmp_path):
+    names = [f"m.gguf.part{i}" for i in range(count)]
+    for name in (*names, "m.gguf.txt", "other.gguf.part0"):
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(CheckpointError) as caught:
+        hb.open(tmp_path / names[0])
+    assert f"cat {' '.join(names[:named])}{' ...' * (count > named)} > m.gguf" in str(caught.value)
+
+
 def test_a_git_lfs_pointer_is_named_wherever_it_is(tmp_path):
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
     for name in ("m.gguf", "model.safetensors"):

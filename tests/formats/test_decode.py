@@ -48,6 +48,8 @@ def slow(fmt: Format, shape: tuple[int, ...], window, a: np.ndarray) -> np.ndarr
     ({"grouping": "flat"}, (3, 10), None, (8,)), ({"grouping": "flat"}, (2, 3, 6), None, (9,)),
     ({"grouping": "flat"}, (2, 10), (1, 4), (10,)),
     ({"grouping": "strided"}, (3, 10), None, (8,)), ({"grouping": "strided"}, (2, 10), (3, 5), (13,)),
+    ({"grouping": "strided"}, (1, 3), None, (1,)), ({"grouping": "strided"}, (1, 4), None, (1,)),
+    ({"grouping": "strided"}, (2, 3), None, (2,)), ({"grouping": "flat"}, (1, 3), None, (1,)),
 ])  # fmt: skip
 def test_group_values_reach_their_elements(changes, shape, window, scales):
     fmt = ROW.with_(**changes)

@@ -205,6 +205,18 @@ def test_a_table_that_the_decoder_would_not_use_is_refused_and_rounding_of_it_ke
             BNB.unpack({**tensors, "weight.quant_map": other}, {}, "m")
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_config_of_a_weight_is_bitsandbytes_own(kind: str, nested: bool) -> None:
+    q = random_tensor(format_named(KINDS[kind], 64, nested=nested), (4, 64), 0)
+    assert BNB.config(q) == {
+        "quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": True, "bnb_4bit_quant_type": kind,
+        "bnb_4bit_use_double_quant": nested, "bnb_4bit_quant_storage": "uint8",
+    }  # fmt: skip
+    whole = BNB.config(random_tensor(format_named("bnb_int8"), (4, 64), 0))
+    assert whole == {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
+
+
 def test_what_does_not_fit_is_refused() -> None:
     tensors = foreign(np.random.default_rng(0), "nf4", (8, 64), 64)
     key = "weight.quant_state.bitsandbytes__nf4"

@@ -174,6 +174,15 @@ def test_nf4_padding_of_codes_and_scales_is_kept() -> None:
     assert q.format.grouping == "flat"
 
 
+def test_nf4_rows_of_scales_beyond_the_last_block_are_kept() -> None:
+    rng = np.random.default_rng(1)
+    tensors = {
+        "weight": random_array(rng, np.uint8, 64), "weight_scale": random_array(rng, np.int8, 3, 256),
+        "weight_double_scale": np.array([0.5, 2.0, 3.0], BF16), "weight_scale_zeros": np.array(0.25, BF16),
+    }  # fmt: skip
+    check_round_trip(MODELOPT, tensors, {"shape": [5, 21]})
+
+
 def test_scales_that_divide_and_scales_that_multiply() -> None:
     weight = np.full((2, 16), 0x9A, np.uint8)  # codes 9 and 10: 1 and 2
     divides = MODELOPT.unpack({"weight": weight, "weight_scale_inv": np.array([[4.0], [4.0]], BF16)}, {"group_size": 32})

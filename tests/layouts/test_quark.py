@@ -52,3 +52,16 @@ def test_words_run_along_the_outputs_in_groups_and_along_the_inputs_in_rows(fmt,
         back = QUARK.unpack(QUARK.pack(q, config), config)
         assert (back.format, back.shape) == (fmt, shape)
         assert np.array_equal(back.dequantize(), q.dequantize(), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "rows", "shape"),
+    [
+        (format_named("fp8_e4m3", -1, rows=-1), 12, ()), (format_named("fp8_e4m3", -1, rows=-1), 1, ()),
+        (format_named("fp8_e4m3", -1), 12, (12,)), (format_named("fp8_e4m3", -1), 1, (1,)), (format_named("int8", -1), 1, (1,)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_one_scale_of_a_matrix_is_a_scalar_and_one_a_row_a_vector(fmt, rows, shape) -> None:
+    q = finite_tensor(fmt, (rows, 60), 3)
+    assert QUARK.pack(q, QUARK.config(q))["weight_scale"].shape == shape

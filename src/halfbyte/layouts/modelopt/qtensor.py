@@ -127,6 +127,7 @@ class NF4QTensor(Kind):
         _remember_padding(details, "code_padding", codes[size:])
         _remember_padding(details, "scale_padding", scale_bytes[blocks:] ^ np.uint8(0x80))
         per = max(1, t["weight_scale"].shape[1])
+        _remember_padding(details, "double_scale_padding", double[-(-blocks // per) :].view(np.uint8))
         row = np.arange(math.prod(specs["nested_absmax"].shape)) * NESTED_BLOCK // per
         parts: dict[str, Array] = {
             "codes": pack(codes[:size].reshape(shape), 4),
@@ -158,12 +159,12 @@ class NF4QTensor(Kind):
         _recall_padding(kept, "scale_padding", scale[blocks:].view(np.uint8))
         scale[:blocks] = signed_codes(q.parts["scales"].view(np.int8)).view(np.int8).reshape(-1)
         first = np.minimum(np.arange(doubles) * per // NESTED_BLOCK, max(0, q.parts["nested_absmax"].size - 1))
+        double = self._held(q, "nested_absmax", str(kept.get("double_scale_dtype", BF16.name)))[first]
+        _recall_padding(kept, "double_scale_padding", double[-(-blocks // max(1, per)) :].view(np.uint8))
         return {
             "weight": swap_nibbles(pack(codes, 4)),
             "weight_scale": scale.reshape(doubles, per),
-            "weight_double_scale": restored(
-                kept, "double_scale_bits", self._held(q, "nested_absmax", str(kept.get("double_scale_dtype", BF16.name)))[first]
-            ),
+            "weight_double_scale": restored(kept, "double_scale_bits", double),
             "weight_scale_zeros": restored(
                 kept, "zeros_bits", self._held(q, "nested_offset", str(kept.get("zeros_dtype", BF16.name)))
             ),
