@@ -24,8 +24,8 @@ sources or tests while a sample runs; run long ones in a clone.
 
 A mutant is killed by a test that fails with it alone and passes without it, or that takes 20 times
 its time and 10 seconds more; a file that cannot be imported counts as killed. `--budget` bounds the
-processor seconds of tests against one mutant. Tests that fail or skip while recorded are not used. One JSON
-line a mutant goes to `--out`; a run continues after the mutants listed there.
+processor seconds of tests against one mutant. Tests that fail or skip while recorded are not used.
+One JSON line a mutant goes to `--out`; a run continues after the mutants listed there.
 
 Left alone: docstrings and messages, annotations, raised errors, `__repr__`, the arguments of
 `KEYWORDS` and the constants of `PERFORMANCE`, which change checks of the interpreter, the speed or

@@ -68,7 +68,7 @@ def test_codes_of_int8_are_the_nearest_multiples_of_a_127th_of_the_largest(span)
                 continue
             exact = [Fraction(float(v)) * 127 / Fraction(float(peak)) for v in part]
             assert np.abs(q).max() == 127
-            # Two roundings of float32 lie before `rint`: a code is the nearest but within 2^-15 of a tie.
+            # Two roundings of float32 lie before `rint`, so that a tie may go either way.
             assert all(abs(int(c) - e) <= Fraction(1, 2) + Fraction(1, 1 << 15) for c, e in zip(q, exact, strict=True))
 
 
