@@ -234,8 +234,26 @@ def test_what_is_not_a_checkpoint_is_refused(tmp_path: Path):
     with pytest.raises(CheckpointError, match="allowed: a folder or a regular file"):
         hb.open(tmp_path / "pipe")
     (tmp_path / "model.txt").write_text("hello, this is no model at all")
-    with pytest.raises(CheckpointError, match=r"model\.txt: header length .* Is it a safetensors file\?"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.txt begins with the text 'hello, t'; a safetensors file .* fetch it again"
+    ):
         hb.open(tmp_path / "model.txt")
+    with pytest.raises(CheckpointError, match=r"model\.tx: there is no such file or folder here \(nearest: .*model\.txt\)"):
+        hb.open(tmp_path / "model.tx")
+    (tmp_path / "noise").write_bytes(b"hello, t".translate(bytes(range(128, 256)) * 2))
+    with pytest.raises(CheckpointError, match=r"noise: header length .* Is it a safetensors file\?"):
+        hb.open(tmp_path / "noise")
+    (tmp_path / "empty.safetensors").touch()
+    with pytest.raises(CheckpointError, match=r"empty\.safetensors: the file is empty; fetch it again"):
+        hb.open(tmp_path / "empty.safetensors")
+
+
+def test_a_web_page_in_place_of_a_shard_is_called_one(tmp_path: Path):
+    (tmp_path / "model-00001-of-00001.safetensors").write_text("<!DOCTYPE html><html></html>")
+    with pytest.raises(
+        CheckpointError, match=r"model-00001-of-00001\.safetensors begins with the text '<!DOCTYP'; .* A web page"
+    ):
+        hb.open(tmp_path)
 
 
 def test_a_gguf_is_known_by_its_first_bytes_or_by_its_ending(tmp_path: Path, golden: Path):

@@ -18,6 +18,7 @@ from halfbyte.evaluation import Thresholds, Window, compare
 from halfbyte.formats.decode import element_values
 from halfbyte.reports.evaluation import Evaluated, report
 from halfbyte.reports.inspection import Layers, group_scales
+from halfbyte.reports.page import verdict
 from support.calibration_models import write_model, write_text
 from support.report_pages import LIMITS, comparison, evaluated, inspected
 from support.tiny_models import write_tiny
@@ -69,6 +70,7 @@ WORDS = [(0.1, "Very small loss"), (0.4, "Small loss"), (2.0, "Noticeable loss")
 def test_the_loss_is_a_word_first(loss, word):
     found = read(report([evaluated("model", loss)]))
     assert found.words[0] == word
+    assert found.words[1].startswith(f"{word}: the model finds the same next token")
     assert f"likeliest as the baseline in {100 - 6 * loss:.1f} % of 10,200 positions" in found.words[1]
 
 
@@ -77,6 +79,10 @@ def test_limits_come_before_words():
     assert found.words[0] == "3 of 3 limits missed"
     assert found.words[1].startswith("Missed: perplexity increase 3.9")
     assert read(report([evaluated("model", 1.0, limits=Thresholds(0.1))])).words[0] == "The limit is kept."
+
+
+def test_an_option_is_not_broken_behind_its_hyphens():
+    assert "<p>Run it with <code>--data</code> &lt;b&gt;.</p>" in verdict("warn", "A word", ["Run it with --data <b>."])
 
 
 def test_no_baseline_is_no_loss():

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from halfbyte.reports.plots import NARROW, WIDE, Axes, bars, histogram, points, ranges
+from halfbyte.reports.plots import LEFT, LETTER, NARROW, WIDE, Axes, bars, histogram, points, ranges
 
 AXES = Axes("x < y", "a & b")
 NUMBERS = [[], [0.0], [1e-9, 3.0, 0.2], [math.nan, 1.0], [math.inf], [0.0, 0.0], [-1.0, 1e300]]
@@ -52,6 +52,16 @@ def test_a_long_name_of_a_point_is_cut():
     ]
     assert word.endswith("a…")
     assert len(word) < 110
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+@pytest.mark.parametrize("x", [0.0, 0.3, 1.0])
+def test_the_name_of_a_point_covers_no_axis(x, size):
+    tree = ElementTree.fromstring(points(["a-model-with-a-rather-long-name-q5", "b"], [x, 1.0], [1.0, 0.5], AXES, size))
+    name = next(t for t in tree.iter("text") if "name" in t.get("class"))
+    half = len(name.text) * LETTER / 2
+    assert float(name.get("x")) - half >= LEFT - 0.1
+    assert float(name.get("x")) + half <= size.width
 
 
 @pytest.mark.parametrize("top", [0.0021, 0.11, 0.15, 0.24, 0.3, 1, 3.9, 5, 55, 72, 99])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import stat
@@ -86,8 +87,8 @@ def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Che
         name = parse_name(given)
         if name is None:
             raise CheckpointError(
-                f"[open] {path}: there is no such file or folder here, and it is no name on the hub, which is org/name, "
-                "org/name@revision or org/name/file.gguf"
+                f"[open] {path}: there is no such file or folder here{_nearest(path)}, and it is no name on the hub, which is "
+                "org/name, org/name@revision or org/name/file.gguf"
             ) from error
         return _open_remote(name, config)
     except OSError as error:
@@ -121,6 +122,16 @@ def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Che
         text = f"one of {int(match[1])} shards; open the folder for all of them"
         sources.findings.append(Finding("note", "one-shard", path.name, text))
     return SafetensorsCheckpoint(path, sources, config)
+
+
+def _nearest(path: Path) -> str:
+    """Names beside `path` that are spelled like it, for the message that it is not there."""
+    try:
+        beside = [p.name for p in path.parent.iterdir()]
+    except (OSError, ValueError):
+        return ""
+    near = difflib.get_close_matches(path.name, beside, n=2)
+    return f" (nearest: {', '.join(str(path.with_name(n)) for n in near)})" if near else ""
 
 
 def _open_remote(name: HubName, config: Mapping[str, Any] | None) -> Checkpoint:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from ..backends.base import ACTIVATIONS
 from ..errors import UnsupportedError
 from .opening import config_of, open_with
 
@@ -28,9 +29,20 @@ class Engine(str, Enum):
     transformers = "transformers"
 
 
+def _known_activations(value: str) -> str:
+    """BadParameter, before any work, for a mode that no backend has."""
+    if value not in ACTIVATIONS:
+        raise typer.BadParameter(f"{value}; allowed: {', '.join(ACTIVATIONS)}")
+    return value
+
+
 ActivationsOption = Annotated[
     str,
-    typer.Option("--activations", help="exact; int8: faster, activations rounded a group at a time; on an NVIDIA GPU fp8."),
+    typer.Option(
+        "--activations",
+        callback=_known_activations,
+        help="exact; int8: faster, activations rounded a group at a time; on an NVIDIA GPU fp8.",
+    ),
 ]
 EngineOption = Annotated[
     Engine, typer.Option("--engine", help="native: no torch; common architectures. auto: native where it can.")
@@ -53,17 +65,17 @@ def native_engine(
     Raises UnsupportedError, with the reason, where `--engine native` asks for what it cannot do;
     CheckpointError for a damaged or incomplete file.
     """
-    from ..backends.cpu import ACTIVATIONS
+    from ..backends.cpu import ACTIVATIONS as ON_CPU
 
     if engine is Engine.transformers:
         return None
     options = {
-        "--activations": activations in ACTIVATIONS,
-        "--backend": backend in (None, "cpu"),
-        "--device": device == "cpu",
-        "--dtype": dtype in (None, "float32"),
+        f"--activations {activations}": activations in ON_CPU,
+        f"--backend {backend}": backend in (None, "cpu"),
+        f"--device {device}": device == "cpu",
+        f"--dtype {dtype}": dtype in (None, "float32"),
     }
-    why = next((f"{name} as given" for name, fits in options.items() if not fits), "several prompts" if prompts > 1 else "")
+    why = next((option for option, fits in options.items() if not fits), "several prompts" if prompts > 1 else "")
     if not why:
         from ..generation.native_model import native_reader
         from ..generation.native_tokenizer import no_tokenizer
@@ -73,7 +85,7 @@ def native_engine(
             return found
         why = found
     if engine is Engine.native:
-        raise UnsupportedError(f"[{command}] --engine native: {why}; use --engine transformers")
+        raise UnsupportedError(f"[{command}] --engine native does not take this: {why}; use --engine transformers")
     return None
 
 

@@ -52,6 +52,8 @@ def goal_named(text: str, scale_dtype: str | None = None) -> Goal:
         if holder:
             spelled = f"layout[:codec[:gN]], for example {holder}:{text}"
             raise LayoutError(f"[convert] {text!r} is a codec; a target is spelled {spelled}")
+        if name in ("safetensors", "dense", "float16", "bfloat16", "float32"):
+            raise LayoutError(f"[convert] {word!r} is not a layout of packed weights; `halfbyte dequantize` writes dense ones")
         near = difflib.get_close_matches(name, (*LAYOUTS, *aliases), n=3)
         known = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(sorted(LAYOUTS))}"
         raise LayoutError(f"[convert] {word!r} is not a layout; {known}. A target is spelled layout[:codec[:gN]]")

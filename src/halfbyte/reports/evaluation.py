@@ -118,9 +118,11 @@ def _sentence(one: Evaluated, named: bool) -> str:
         share = one.facts["bytes"] / one.facts["baseline_bytes"]
         size = f" Its weights take {one.facts['bytes'] / 1e6:,.0f} MB, {share:.2f} times the baseline's."
     change = c.perplexity_increase
-    more = f"{abs(change) * 100:.3g} % {'higher' if change >= 0 else 'lower'}" if math.isfinite(change) else "no number"
+    more = f"{abs(change) * 100:#.3g} % {'higher' if change >= 0 else 'lower'}" if math.isfinite(change) else "no number"
+    word = grade(c)
+    start = f"{one.name}: {word}; it" if named else f"{word[0].upper()}{word[1:]}: the model"
     return (
-        f"{who}, {grade(c)}: it finds the same next token likeliest as the baseline in {100 * c.agreement:.1f} % of "
+        f"{start} finds the same next token likeliest as the baseline in {100 * c.agreement:.1f} % of "
         f"{len(c.kl):,} positions, and its perplexity is {more} ({c.model.value:.4g}, baseline {c.baseline.value:.4g}).{size}"
     )
 
@@ -136,14 +138,14 @@ def _beside(evaluated: Sequence[Evaluated]) -> str:
         c, f = one.comparison, one.facts
         size = [
             f"{f['bytes'] / 1e6:,.1f}" if "bytes" in f else "",
-            f"{f['bits_per_weight']:.3g}" if "bits_per_weight" in f else "",
+            f"{f['bits_per_weight']:#.3g}" if "bits_per_weight" in f else "",
         ]
         if c is None:
             rows.append([one.name, *size, f"{f.get('perplexity', math.nan):.4g}", "", "", "", ""])
             continue
         missed = [v for v in one.verdicts if not v.kept]
         word = ("limit missed", "bad") if missed else (grade(c), grade_colour(grade(c)))
-        change = f"{100 * c.perplexity_increase:+.3g} %"
+        change = f"{100 * c.perplexity_increase:+#.3g} %"
         rows.append([one.name, *size, f"{c.model.value:.4g}", change, f"{100 * c.agreement:.2f} %", f"{c.kl_mean:.3g}", word])
     content = [table(heads, rows)]
     drawn = [one for one in evaluated if one.comparison is not None and "bytes" in one.facts]
@@ -198,7 +200,7 @@ def comparison_sections(c: Comparison, level: int = 2, of: str = "") -> list[str
 def _cards(values: Mapping[str, Any], c: Comparison) -> str:
     """The figures that count, large."""
     figures = [
-        ("perplexity", f"{c.model.value:.4g}", f"baseline {c.baseline.value:.4g}, {100 * c.perplexity_increase:+.3g} %"),
+        ("perplexity", f"{c.model.value:.4g}", f"baseline {c.baseline.value:.4g}, {100 * c.perplexity_increase:+#.3g} %"),
         ("equal likeliest tokens", f"{100 * c.agreement:.2f} %", f"of {len(c.kl):,}"),
         ("KL divergence, mean", f"{c.kl_mean:.3g}", f"median {c.kl_median:.3g}, 99 % {c.kl_p99:.3g}"),
         ("least cosine", f"{c.least_cosine:.4f}", f"{c.worst()[0].name} {c.worst()[0].cosine:.4f}, pooled {c.pooled:.4f}"),
@@ -217,5 +219,5 @@ def _limits(one: Evaluated, level: int, of: str) -> str:
 
 def _layers(comparison: Comparison) -> str:
     heads = [Head("after"), Head("mean cosine", True), Head("smallest", True), Head("relative RMS", True)]
-    rows = [[d.name, f"{d.cosine:.5f}", f"{d.least:.4f}", f"{d.relative_rms:.3g}"] for d in comparison.worst()]
+    rows = [[d.name, f"{d.cosine:.5f}", f"{d.least:.4f}", f"{d.relative_rms:#.3g}"] for d in comparison.worst()]
     return table(heads, rows)

@@ -29,7 +29,7 @@ a:focus-visible,summary:focus-visible{outline:3px solid var(--bar);outline-offse
 table{border-collapse:collapse;width:100%;margin:.4rem 0 .8rem}caption{text-align:left;color:var(--soft)}
 th,td{padding:.25rem .8rem .25rem 0;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
 th{font-weight:600}td.n,th.n{text-align:right}td.n{font-variant-numeric:tabular-nums;white-space:nowrap}
-td:last-child,th:last-child{padding-right:0}
+td:last-child,th:last-child{padding-right:0}td b{overflow-wrap:normal}code{font:inherit;white-space:nowrap}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:.6rem;margin:.8rem 0}
 .cards div{border:1px solid var(--line);border-radius:.5rem;padding:.6rem .8rem}
 .cards strong{display:block;font-size:1.35rem;line-height:1.3;font-variant-numeric:tabular-nums}
@@ -38,17 +38,21 @@ td:last-child,th:last-child{padding-right:0}
 svg{width:100%;height:auto;display:block}svg.narrow{display:none}
 .bar{fill:var(--bar)}.bar.flaw{fill:var(--bad)}.grid{stroke:var(--line)}.mark{stroke:var(--bad);stroke-dasharray:4 3}
 text{font-size:11px;fill:var(--soft)}.level{text-anchor:end}.tick,.label{text-anchor:middle}.label,.up{font-size:12px}
-.name{fill:var(--ink);font-weight:600}
+.name{fill:var(--ink);font-weight:600;paint-order:stroke;stroke:var(--paper);stroke-width:3px}
 @media screen and (max-width:34rem){svg.wide{display:none}svg.narrow{display:block}body{padding:.8rem .8rem 2rem}
 table.blocks,table.blocks tbody,table.blocks tr,table.blocks td{display:block}table.blocks thead{display:none}
 table.blocks tr{border-bottom:1px solid var(--line);padding:.4rem 0}
 table.blocks td,table.blocks td.n{border:0;padding:.05rem 0;text-align:left;white-space:normal}
+table.blocks td:empty{display:none}
 table.blocks td[data-label]::before{content:attr(data-label) ": ";color:var(--soft)}th,td{padding-right:.5rem}}
 @media print{:root{--ink:#000;--soft:#444;--line:#bbb;--paper:#fff;--bar:#2f6fb2;--bad:#b42318;--good:#116329;--warn:#7d4e00;
 --tint:#fff}body{max-width:none;padding:0;font-size:11pt}nav{display:none!important}h2,h3,.why,thead{break-after:avoid}
-svg,tr,.cards div,.verdict{break-inside:avoid}.bar,.verdict{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
+svg,tr,.cards div,.verdict,.why{break-inside:avoid}.bar,.verdict{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """
 
+
+_OPTION = re.compile(r"(?<!\S)--[a-z-]+")
+"""An option of a command, which a narrow page must not break behind its hyphens."""
 
 Row = Sequence["str | tuple[str, str]"]
 """Cells of a table: texts, or pairs (text, class)."""
@@ -87,8 +91,12 @@ def verdict(kind: str, word: str, sentences: Sequence[str]) -> str:
 
     kind  "good", "warn" or "bad": the colour of its edge
     """
-    lines = "".join(f"<p>{escape(s)}</p>" for s in sentences)
+    lines = "".join(f"<p>{_OPTION.sub(_code, escape(s))}</p>" for s in sentences)
     return f'<section class="verdict {kind}" aria-label="Verdict"><p class="word">{escape(word)}</p>{lines}</section>'
+
+
+def _code(option: re.Match[str]) -> str:
+    return f"<code>{option[0]}</code>"
 
 
 def section(title: str, explanation: str, content: Iterable[str], level: int = 2, of: str = "") -> str:

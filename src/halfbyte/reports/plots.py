@@ -129,10 +129,10 @@ def points(names: Sequence[str], x: Sequence[float], y: Sequence[float], axes: A
         if not (math.isfinite(across) and math.isfinite(up)):
             continue
         px, py = LEFT + across / right * _plot_width(size), _bottom(size) - up / top * _plot_height(size)
-        most = int((size.width - 4) / LETTER)
+        most = int(_plot_width(size) / LETTER)
         word = name if len(name) <= most else name[: most - 1] + "…"
         half = len(word) * LETTER / 2
-        middle = min(max(px, half + 2), size.width - half - 2)
+        middle = min(max(px, LEFT + half), size.width - RIGHT - half)
         tip = f"<title>{escape(name)}: {across:.4g}, {up:.4g}</title>"
         marks.append(
             f'<circle class="bar" cx="{px:.1f}" cy="{py:.1f}" r="5">{tip}</circle>'

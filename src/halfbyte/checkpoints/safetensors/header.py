@@ -81,10 +81,25 @@ class FileHeader(NamedTuple):
     data_start: int
 
 
+def _is_text(first: bytes) -> bool:
+    """Whether all of the first bytes are printable ASCII or white space: 8 of them would be a
+    header of more than 2^59 bytes.
+    """
+    return bool(first) and all(b in b"\t\n\r" or 32 <= b < 127 for b in first)
+
+
 def header_length(first: bytes, file_size: int, where: str) -> int:
     """n, from the first 8 bytes of a file of `file_size` bytes; CheckpointError when it cannot be a
     header's length.
     """
+    if file_size == 0:
+        raise CheckpointError(f"[open] {where}: the file is empty; fetch it again")
+    if _is_text(first):
+        shown = first.decode("ascii").strip()
+        raise CheckpointError(
+            f"[open] {where} begins with the text {shown!r}; a safetensors file begins with the length of its header. A web page "
+            "or a message may have been saved in its place: fetch it again, or name the file that holds the weights"
+        )
     if len(first) < 8:
         raise CheckpointError(f"[open] {where}: {file_size} bytes; a safetensors file begins with 8 bytes of header length")
     length = int.from_bytes(first, "little")
