@@ -107,7 +107,7 @@ def test_hostile_header_is_refused_naming_file_and_tensor(name: str, tmp_path: P
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "0 bytes; a safetensors file begins with 8 bytes"),
+        (b"", "the file is empty; fetch it again"),
         (b"\x05\0\0", "3 bytes; a safetensors file begins with 8 bytes"),
         ((1 << 60).to_bytes(8, "little") + b"{}", "header length 1,152,921,504,606,846,976; the format allows 100,000,000"),
         ((MAX_HEADER + 1).to_bytes(8, "little") + b"{}", "the format allows 100,000,000"),
@@ -116,6 +116,8 @@ def test_hostile_header_is_refused_naming_file_and_tensor(name: str, tmp_path: P
         ((0).to_bytes(8, "little"), "header length 0"),
         (b"PK\x03\x04" + b"\0" * 60, "a zip archive: a PyTorch pickle, which runs code"),
         (b"\x80\x02}q\0" + b"\0" * 60, "a pickle, which runs code"),
+        (b"<html><body>404", "begins with the text '<html><b'; a safetensors file begins with the length of its header"),
+        (b"no\n", "begins with the text 'no'"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a Git LFS pointer"),
     ],
 )  # fmt: skip
