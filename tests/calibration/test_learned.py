@@ -94,8 +94,10 @@ def test_gradients_pass_straight_through_the_rounding(codec):
     trained = TrainableWeight(mse(w.numpy(), codec), w)
     trained.value().sum().backward()
     stored = trained._stored()
-    scale = trained._each(stored["scales"] * trained._by_group(stored["super_scales"]) if "q4" in codec else stored["scales"])
-    inside = (trained._shifted(stored).detach() % (len(trained._table) - 1) != 0) & (trained._position(w, stored) % 1 != 0)
+    terms = trained._terms(stored)
+    scale = terms[0].expand(trained._shape).reshape(w.shape)
+    shifted = trained._shifted(*terms).detach().reshape(w.shape)
+    inside = (shifted % (len(trained._table) - 1) != 0) & (trained._position(w, stored) % 1 != 0)
     steps = trained.rounding.grad / scale.detach()
     possible = {0.5, 1.0, 2.0} if codec == "mxfp4" else {1.0}
     assert set(steps[inside].round(decimals=4).tolist()) <= possible
@@ -219,34 +221,57 @@ def test_formats_that_cannot_be_trained_are_refused(tmp_path):
         learned(tmp_path / "in", text, "gguf:tq2_0", steps=1)
 
 
-def test_scales_of_the_whole_model_bring_its_predictions_nearer(tmp_path, monkeypatch):
-    """Less divergence on sequences left out; codes stay, scales change; equal runs give equal
-    weights.
-    """
-    write_model(tmp_path / "in", "llama", num_hidden_layers=1)
-    text = write_text(tmp_path / "text.txt", 1200)
+@pytest.fixture
+def divergences(monkeypatch):
+    """What `Distillation.divergence` returned, in order."""
     seen: list[float] = []
     divergence = Distillation.divergence
     monkeypatch.setattr(Distillation, "divergence", lambda self, at: seen.append(divergence(self, at)) or seen[-1])
+    return seen
+
+
+def test_scales_of_a_large_model_bring_its_predictions_nearer(tmp_path, monkeypatch, divergences):
+    """Less divergence on sequences left out; codes stay, scales change; equal runs give equal
+    weights; powers of two stay.
+    """
+    monkeypatch.setattr("halfbyte.calibration.distill.KEPT_IN_MEMORY", 0)
+    write_model(tmp_path / "in", "llama", num_hidden_layers=1)
+    text = write_text(tmp_path / "text.txt", 1200)
     plain = learned(tmp_path / "in", text, "halfbyte:int4:g32", steps=1)
-    assert seen == []
+    assert divergences == []
     found = [learned(tmp_path / "in", text, "halfbyte:int4:g32", steps=1, distill=12) for _ in range(2)]
-    assert min(seen[1:5]) < 0.99 * seen[0]
-    assert seen[5:] == seen[:5]
+    assert min(divergences[1:5]) < 0.99 * divergences[0]
+    assert divergences[5:] == divergences[:5]
     assert found[0].weights == found[1].weights
     for key, q in found[0].weights.items():
         assert np.array_equal(q.parts["codes"], plain.weights[key].parts["codes"])
         assert q != plain.weights[key]
-
-
-def test_layers_read_in_every_pass_give_the_same_and_powers_of_two_stay(tmp_path, monkeypatch):
-    write_model(tmp_path / "in", "llama", num_hidden_layers=1)
-    text = write_text(tmp_path / "text.txt")
-    whole = learned(tmp_path / "in", text, "halfbyte:int4:g32", steps=1, distill=2)
-    monkeypatch.setattr("halfbyte.calibration.distill.KEPT_IN_MEMORY", 0)
-    assert learned(tmp_path / "in", text, "halfbyte:int4:g32", steps=1, distill=2).weights == whole.weights
     powers = [learned(tmp_path / "in", text, "halfbyte:mxfp4", steps=1, distill=n).weights for n in (0, 4)]
     assert powers[0] == powers[1]
+
+
+@pytest.mark.parametrize("codec", ["mxfp4", "uint2:g32"])
+def test_codes_of_a_model_in_memory_are_trained_end_to_end(tmp_path, divergences, codec):
+    """Codes change and the divergence falls further than scales bring it; zero points and powers of
+    two stay; equal runs give equal weights.
+    """
+    write_model(tmp_path / "in", "llama", num_hidden_layers=1)
+    text = write_text(tmp_path / "text.txt", 4000)
+
+    def run(distill: int):
+        with open_checkpoint(tmp_path / "in") as checkpoint:
+            return calibrate(
+                checkpoint, recipe_of(f"halfbyte:{codec}"), text, "learned", context=32, sequences=96,
+                learning=LearningOptions(steps=1, distill=distill),
+            ).weights  # fmt: skip
+
+    plain, found, again = run(0), run(40), run(40)
+    assert min(divergences[1:5]) < 0.95 * divergences[0]
+    assert found == again
+    for key, q in found.items():
+        assert not np.array_equal(q.parts["codes"], plain[key].parts["codes"])
+        same = "scales" if codec == "mxfp4" else "zeros"
+        assert np.array_equal(q.parts[same], plain[key].parts[same])
 
 
 def test_a_gguf_is_distilled_in_its_own_row_order(tmp_path, monkeypatch):
@@ -254,6 +279,7 @@ def test_a_gguf_is_distilled_in_its_own_row_order(tmp_path, monkeypatch):
     source = write(tmp_path / "in.gguf", "llama", dense_model("llama"), False)
     ids = np.random.default_rng(0).integers(3, VOCABULARY, (10, 32)).tolist()
     monkeypatch.setattr("halfbyte.calibration.walk.token_sequences", lambda *a: ids)
-    monkeypatch.setattr("halfbyte.calibration.distill.RATE", 1e-9)  # scales stay, and so do rows
+    for rate in ("RATE", "CODE_RATE"):  # nothing changes, and so rows stay
+        monkeypatch.setattr(f"halfbyte.calibration.distill.{rate}", 1e-9)
     plain, same = (learned(source, "", "gguf:q4_0", steps=1, distill=n).weights for n in (0, 2))
     assert plain == same

@@ -1,16 +1,19 @@
-"""Learned scales of a whole model: the packed model's predictions approach the dense model's.
+"""The end of learned rounding: the packed model's predictions approach the dense model's.
 
     minimize  Σ over tokens  Σ p ln(p / q)        p the dense model's distribution of the next token, q the packed model's
 
-Codes stay; scales and biases (of K-quants the second level) are trained, straight through their
-rounding to what the format stores (quantization parameters end to end: EfficientQAT, Chen et al.
-2024, arXiv 2407.11062; distilled from the dense model: DWQ of mlx-lm). Steps are Adam's (Kingma and
-Ba 2014, arXiv 1412.6980) under a rate that falls linearly to 0. Sequences left out
-(`learned.split`) are not trained on, and of the states seen at every quarter the one of least
+Where the model's dense weights fit in memory (`KEPT_IN_MEMORY`), codes, scales and biases are
+trained together, straight through their rounding: quantization-aware training by distillation
+(LLM-QAT, Liu et al. 2023, arXiv 2305.17888). Of larger models codes stay, and scales and biases (of
+K-quants the second level) are trained (quantization parameters end to end: EfficientQAT, Chen et
+al. 2024, arXiv 2407.11062; distilled from the dense model: DWQ of mlx-lm). Steps are Adam's (Kingma
+and Ba 2014, arXiv 1412.6980) under a rate that rises and then falls linearly to 0. Sequences left
+out (`learned.split`) are not trained on, and of the states seen at every quarter the one of least
 divergence on them is kept, the start included.
 
-A step passes through the model forward and backward, one layer in memory at a time beside the
-hidden states of its sequences and three numbers a group.
+A step passes through the model forward and backward, one layer's graph in memory at a time, beside
+the hidden states of its sequences and three numbers a group; codes take four numbers a weight, a
+position among them, which a scale that moves leaves where it is.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ..tensor.qtensor import QTensor
-from .learned import backpropagate, deterministic, split
+from .learned import GPTQ_NEAR, backpropagate, deterministic, quick_products, split
 from .matrices import Matrix
 from .running import run_layer, without_layers
 from .sources import Source
@@ -30,8 +33,12 @@ from .trainable import TrainableWeight
 
 RATE = 2e-3
 """Of Adam, in units of a scale."""
+CODE_RATE = 5e-3
+"""Of Adam for the offsets of codes, in codes."""
 BATCH = 4
 """Sequences of a step."""
+WARM = 0.1
+"""Share of the steps in which the rate rises, for Adam's first steps follow a gradient's sign."""
 CHECKS = 4
 KEPT_IN_MEMORY = 1 << 32
 """Bytes of float32 layers that are read once; of larger models they are read in every pass."""
@@ -40,15 +47,15 @@ Ranges = dict[str, Tensor]
 
 
 def trained_parts(q: QTensor) -> list[str]:
-    """Parts that may change under fixed codes: floats and E4M3. Zero points, powers of two and the
-    small integers of K-quants stay, for their steps are too large.
+    """Parts that may change in the whole model: floats and E4M3. Zero points, powers of two and
+    the small integers of K-quants stay, for their steps are too large.
     """
     fixed = ("scales", "mins") if q.format.super_size or q.format.scale == "e8m0" else ()
     return [p for p in ("scales", "super_scales", "super_mins", "biases") if p in q.parts and p not in fixed]
 
 
 class Distillation:
-    """The training of a model's scales.
+    """The training of a model's packed weights.
 
     source      the model; what is outside its layers is there
     matrices    the matrices of a layer that are packed
@@ -71,7 +78,7 @@ class Distillation:
     ) -> None:
         self.source, self.packed, self.ids, self.inputs, self.targets = source, packed, ids, inputs, targets
         self._matrices, self._arguments = matrices, arguments
-        self._layers: dict[int, nn.Module] = {}
+        self._layers: dict[int, tuple[nn.Module, list[Tensor], list[TrainableWeight]]] = {}
         self._few = 4 * sum(q.size for layer in packed for q in layer) <= KEPT_IN_MEMORY
         self.ranges = [[self._new(q) for q in layer] for layer in packed]
 
@@ -82,89 +89,112 @@ class Distillation:
 
     def train(self, steps: int, seed: int) -> list[list[QTensor]]:
         """The packed weights of least divergence, as `packed` has them."""
-        variables = [u for layer in self.ranges for ranges in layer for u in ranges.values()]
-        if not variables:
+        ranges = [u for layer in self.ranges for ranges in layer for u in ranges.values()]
+        numbers = range(len(self.packed))
+        codes = [t.rounding for number in numbers for t in self._layer(number)[2]] if self._few else []
+        groups = [(group, rate) for group, rate in ((ranges, RATE), (codes, CODE_RATE)) if group]
+        if not groups:
             return [list(layer) for layer in self.packed]
+        variables = [*ranges, *codes]
         learned, judged = split(len(self.ids))
         generator = torch.Generator().manual_seed(seed)
-        adam = torch.optim.Adam(variables, lr=RATE)
+        adam = torch.optim.Adam([{"params": group, "lr": rate} for group, rate in groups], fused=variables[0].is_cuda)
         checks = {steps * (i + 1) // CHECKS for i in range(CHECKS)}
-        best, least = [u.detach().clone() for u in variables], self.divergence(judged)
+        best, least = None, self.divergence(judged)
         for step in range(steps):
             order = torch.randperm(len(learned), generator=generator)[:BATCH].tolist()
             with torch.enable_grad(), deterministic():
                 self._pass([learned[i] for i in order])
-            adam.param_groups[0]["lr"] = RATE * (1 - step / steps)
+            for group, (_, rate) in zip(adam.param_groups, groups, strict=True):
+                group["lr"] = rate * min(1.0, (step + 1) / (WARM * steps)) * (1 - step / steps)
             adam.step()
             adam.zero_grad()
             if step + 1 in checks and (found := self.divergence(judged)) < least:
-                best, least = [u.detach().clone() for u in variables], found
+                best, least = [v.detach().clone() for v in variables], found
+        if best is None:
+            return [list(layer) for layer in self.packed]
         with torch.no_grad():
-            for u, value in zip(variables, best, strict=True):
-                u.copy_(value)
-        return [[trained.packed() for trained in self._trained(number)] for number in range(len(self.packed))]
+            for variable, value in zip(variables, best, strict=True):
+                variable.copy_(value)
+        return [[t.packed() for t in (self._layer(number)[2] if self._few else self._scales_of(number))] for number in numbers]
 
     def divergence(self, sequences: Sequence[int]) -> float:
         """Nats a token, the mean over sequences."""
+        total = torch.zeros((), device=self.inputs[0].device)
         with torch.no_grad():
-            hidden = self._forward(sequences)[-1]
-            return sum(float(self._kl(i, h[None])) for i, h in zip(sequences, hidden, strict=True)) / len(sequences)
+            for at in range(0, len(sequences), BATCH):
+                some = sequences[at : at + BATCH]
+                hidden = self._forward(some)[-1]
+                with without_layers(self.source) as run:
+                    for i, last in zip(some, hidden, strict=True):
+                        total += self._kl(run, i, last[None])
+        return float(total) / len(sequences)
 
-    def _trained(self, number: int) -> list[TrainableWeight]:
+    def _scales_of(self, number: int) -> list[TrainableWeight]:
         device = self.inputs[0].device
         return [
             TrainableWeight(q, None, ranges, device) for q, ranges in zip(self.packed[number], self.ranges[number], strict=True)
         ]
 
-    def _layer(self, number: int) -> nn.Module:
-        layer = self._layers.get(number) or self.source.layer(number)
-        if self._few:
-            self._layers[number] = layer
-        return layer
+    def _layer(self, number: int) -> tuple[nn.Module, list[Tensor], list[TrainableWeight]]:
+        """(the layer, its matrices, their variables)."""
+        if number in self._layers:
+            return self._layers[number]
+        layer = self.source.layer(number)
+        views = [m.view for m in self._matrices(layer, number)]
+        if not self._few:
+            return layer, views, self._scales_of(number)
+        weights = [
+            TrainableWeight(q, view.float(), ranges, near=GPTQ_NEAR, free=True)
+            for q, view, ranges in zip(self.packed[number], views, self.ranges[number], strict=True)
+        ]
+        self._layers[number] = layer, views, weights
+        return self._layers[number]
 
     def _drop(self, number: int) -> None:
         if not self._few:
             self.source.drop(number)
 
-    def _forward(self, sequences: Sequence[int]) -> list[Tensor]:
-        """Hidden states before each layer, and behind the last."""
+    def _forward(self, sequences: Sequence[int], every: bool = False) -> list[Tensor]:
+        """Hidden states behind the last layer; `every`: before each layer too."""
         states = [torch.cat([self.inputs[i] for i in sequences])]
         for number in range(len(self.packed)):
-            layer = self._layer(number)
+            layer, views, weights = self._layer(number)
             with torch.no_grad():
-                for matrix, trained in zip(self._matrices(layer, number), self._trained(number), strict=True):
-                    matrix.view.copy_(trained.value())
+                for view, trained in zip(views, weights, strict=True):
+                    view.copy_(trained.value())
                 states.append(run_layer(layer, states[-1], self._arguments[number]))
+            if not every:
+                del states[:-1]
             self._drop(number)
         return states
 
     def _pass(self, sequences: Sequence[int]) -> None:
         """Add the gradients of some sequences to all variables."""
-        states = self._forward(sequences)
-        last = states.pop().requires_grad_()
-        for row, i in enumerate(sequences):
-            (self._kl(i, last[row : row + 1]) / len(sequences)).backward()
-        gradient = last.grad
-        for number in reversed(range(len(self.packed))):
-            x = states.pop().requires_grad_()
-            layer = self._layer(number)
-            views = [m.view for m in self._matrices(layer, number)]
-            values = [trained.value() for trained in self._trained(number)]
-            self._backward(layer, number, views, values, x, gradient)
-            gradient = x.grad
-            self._drop(number)
+        with quick_products():
+            states = self._forward(sequences, every=True)
+            last = states.pop().requires_grad_()
+            with without_layers(self.source) as run:
+                for row, i in enumerate(sequences):
+                    (self._kl(run, i, last[row : row + 1]) / len(sequences)).backward()
+            gradient = last.grad
+            for number in reversed(range(len(self.packed))):
+                x = states.pop().requires_grad_()
+                layer, views, weights = self._layer(number)
+                self._backward(number, layer, views, [trained.value() for trained in weights], x, gradient)
+                gradient = x.grad
+                self._drop(number)
 
     def _backward(
-        self, layer: nn.Module, number: int, views: Sequence[Tensor], values: Sequence[Tensor], x: Tensor, gradient: Any
+        self, number: int, layer: nn.Module, views: Sequence[Tensor], values: Sequence[Tensor], x: Tensor, gradient: Any
     ) -> None:
         backpropagate(layer, views, values, lambda: run_layer(layer, x, self._arguments[number]).backward(gradient))
 
-    def _kl(self, sequence: int, hidden: Tensor) -> Tensor:
+    def _kl(self, run: Callable[[list[int], Tensor], Tensor], sequence: int, hidden: Tensor) -> Tensor:
         """Divergence on one sequence, a tensor."""
-        with without_layers(self.source) as run:
-            ids = self.ids[sequence]
-            with torch.no_grad():
-                p = torch.log_softmax(run(ids, self.targets[sequence])[0].float(), -1)
-            q = torch.log_softmax(run(ids, hidden)[0].float(), -1)
+        ids = self.ids[sequence]
+        with torch.no_grad():
+            p = torch.log_softmax(run(ids, self.targets[sequence])[0].float(), -1)
+        q = torch.log_softmax(run(ids, hidden)[0].float(), -1)
         total: Tensor = (p.exp() * (p - q)).sum(-1).mean()
         return total

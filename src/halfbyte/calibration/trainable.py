@@ -9,7 +9,7 @@ x is the dense weight. Codes are positions 0 … N − 1 in the format's values 
 the nearest value, for integers and for tables. Variables are v (an offset a weight) and, for each
 parameter of a group that the format stores, u: stored = nearest(start + u · unit), where a scale's
 unit is its own start, and a zero point's or bias's is the whole range of codes (one step of a bias
-where codes stay). Rounding passes
+where `ranges` are given). Rounding passes
 gradients straight through (Bengio et al. 2013, arXiv 1308.3432).
 
 | variable | from |
@@ -56,6 +56,18 @@ class _StraightThrough(torch.autograd.Function):  # type: ignore[misc] # torch i
         return gradient, None
 
 
+class _Round(torch.autograd.Function):  # type: ignore[misc] # torch is not type-checked
+    """round(x) with derivative 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
 class _Lookup(torch.autograd.Function):  # type: ignore[misc] # torch is not type-checked
     """table[round(p)], with the derivative of the line between the neighbours of p."""
 
@@ -100,9 +112,10 @@ class TrainableWeight:
     ranges  u of the parts that change, for the same start; all parts without it
     device  of the variables; that of `weight` where there is one
     near    positions that are farther from their code start between this and `EDGE`, in their order
+    free    positions are variables of their own, which a scale that moves leaves where they are
 
-    `rounding` is v [n, k], or all positions where codes stay; `ranges` are u, by part. FormatError
-    as `check_trainable`.
+    `rounding` is v [n, k], or all positions where they are free or codes stay; `ranges` are u, by
+    part. FormatError as `check_trainable`.
     """
 
     def __init__(
@@ -112,9 +125,11 @@ class TrainableWeight:
         ranges: dict[str, Tensor] | None = None,
         device: Any = "cpu",
         near: float = EDGE,
+        free: bool = False,
     ) -> None:
         check_trainable(start.format)
-        self.weight, self.start, self.format = weight, start, start.format
+        self.start, self.format = start, start.format
+        self.weight = None if free else weight
         fmt, device = start.format, device if weight is None else weight.device
         values = element_table(fmt.element, fmt.bits)
         finite = np.flatnonzero(np.isfinite(values))
@@ -124,6 +139,10 @@ class TrainableWeight:
         self._uniform = bool((np.diff(table) == 1).all())
         self._global = float(start.parts["global_scale"]) if fmt.global_op else 1.0
         levels = float(table[-1] - table[0])
+        n, k = start.shape
+        size = k if fmt.group_size == -1 else fmt.group_size
+        # Parameters broadcast over groups; where the last group is not whole they are spread.
+        self._shape = (n, k // size, size) if size and k % size == 0 else (n, k)
         self._starts: dict[str, Tensor] = {}
         self._units: dict[str, Tensor] = {}
         for part in ("scales", "super_scales", "mins", "super_mins", "zeros", "biases"):
@@ -134,18 +153,22 @@ class TrainableWeight:
         if "zeros" in self._starts:
             self._units["zeros"] = torch.full_like(self._starts["zeros"], levels)
         if "biases" in self._starts:
-            self._units["biases"] = (1 if weight is None else levels) * self._units["scales"]
+            self._units["biases"] = (1 if ranges is not None else levels) * self._units["scales"]
         self.ranges = (
             ranges if ranges is not None else {part: torch.zeros_like(s, requires_grad=True) for part, s in self._starts.items()}
         )
         codes = unpack(start.parts["codes"], fmt.bits, start.shape[-1])
-        at = torch.from_numpy(np.searchsorted(table, values[codes]).astype(np.float32)).to(device)
+        at = torch.from_numpy(np.searchsorted(table, values).astype(np.float32)[codes]).to(device)
         self.rounding = at
         if weight is not None:
             with torch.no_grad():
                 plain = self._position(weight, self._stored())
-                self.rounding = at + _within_code(plain - at, near) - plain
+                self.rounding = at + _within_code(plain - at, near) - (0 if free else plain)
             self.rounding.requires_grad_()
+
+    def variables(self) -> list[Tensor]:
+        """What is trained."""
+        return [*([self.rounding] if self.rounding.requires_grad else []), *self.ranges.values()]
 
     def value(self) -> Tensor:
         """The decoded weight, float32 [n, k], differentiable."""
@@ -155,7 +178,8 @@ class TrainableWeight:
         """The packed weight."""
         with torch.no_grad():
             stored = self._stored()
-            codes = self._codes[self._rounded(stored).cpu().numpy().astype(np.int64)]
+            positions = self._shifted(*self._terms(stored)).round().to(torch.uint8).cpu().numpy()
+            codes = self._codes[positions.reshape(self.start.shape)]
         parts = dict(self.start.parts) | {part: self._part(part, value.cpu().numpy()) for part, value in stored.items()}
         return QTensor(self.format, self.start.shape, {**parts, "codes": pack(codes, self.format.bits)}, origin=self.start.origin)
 
@@ -174,7 +198,7 @@ class TrainableWeight:
 
     def _stored(self) -> dict[str, Tensor]:
         """Parameters of groups as the format stores them."""
-        out = {}
+        out: dict[str, Tensor] = {}
         for part, start in self._starts.items():
             if part not in self.ranges:
                 out[part] = start
@@ -200,7 +224,7 @@ class TrainableWeight:
         return x.bfloat16().float() if kind == "bfloat16" else x
 
     def _terms(self, stored: dict[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """(scale without the tensor scale, offset, zero point) of each weight, [n, k]."""
+        """(scale without the tensor scale, offset, zero point), as `_each` has them."""
         scale, offset = stored["scales"], stored.get("biases")
         if "super_scales" in stored:
             scale = scale * self._by_group(stored["super_scales"])
@@ -215,46 +239,50 @@ class TrainableWeight:
         return x[:, :, None].expand(*x.shape, count).reshape(len(x), -1)
 
     def _each(self, x: Tensor) -> Tensor:
-        """[n, groups] -> [n, k]"""
-        size = self.start.shape[1] if self.format.group_size == -1 else self.format.group_size
-        return x[:, :, None].expand(*x.shape, size).reshape(len(x), -1)[:, : self.start.shape[1]]
+        """[n, groups] -> what broadcasts against weights of `_shape`."""
+        if len(self._shape) == 3:
+            return x[:, :, None]
+        size, k = self.format.group_size, self.start.shape[1]
+        return x[:, :, None].expand(*x.shape, size).reshape(len(x), -1)[:, :k]
 
     def _position(self, weight: Tensor, stored: dict[str, Tensor]) -> Tensor:
-        """Positions of x, saturating, before v."""
-        scale, offset, zero = self._terms(stored)
+        """Positions of x [n, k], saturating, before v."""
+        return self._position_of(weight, *self._terms(stored)).reshape(weight.shape)
+
+    def _position_of(self, weight: Tensor, scale: Tensor, offset: Tensor | None, zero: Tensor | None) -> Tensor:
+        weight = weight.reshape(self._shape)
         x = weight if offset is None else weight - offset
         fmt = self.format
         factor = 1 / self._global if fmt.global_op == "divide" else self._global / fmt.divisor if fmt.global_op else 1.0
         whole = scale * factor
         t = x / torch.where(whole == 0, torch.inf, whole)
-        if zero is not None:
-            t = t + zero
         table = self._table
         if self._uniform:
-            t = t - table[0]
+            t = t - table[0] if zero is None else t + (zero - table[0])
         else:
             low = torch.bucketize(t.detach(), table[1:-1])
             t = low + (t - table[low]) / (table[low + 1] - table[low])
         return t.clamp(0, len(table) - 1)
 
-    def _shifted(self, stored: dict[str, Tensor]) -> Tensor:
-        if self.weight is None:
-            return self.rounding
-        return (self._position(self.weight, stored) + self.rounding).clamp(0, len(self._table) - 1)
-
-    def _rounded(self, stored: dict[str, Tensor]) -> Tensor:
-        return self._shifted(stored).round()
+    def _shifted(self, scale: Tensor, offset: Tensor | None, zero: Tensor | None) -> Tensor:
+        """Positions of `_shape`."""
+        moved = self.rounding.reshape(self._shape)
+        if self.weight is not None:
+            moved = self._position_of(self.weight, scale, offset, zero) + moved
+        return moved.clamp(0, len(self._table) - 1)
 
     def _decoded(self, stored: dict[str, Tensor]) -> Tensor:
         # The order of `formats.decode`, where float32 rounds once.
-        p = self._shifted(stored)
-        elements = (
-            _StraightThrough.apply(p, p.detach().round()) + self._table[0] if self._uniform else _Lookup.apply(p, self._table)
-        )
         scale, offset, zero = self._terms(stored)
-        value = (elements if zero is None else elements - zero) * scale
+        p = self._shifted(scale, offset, zero)
+        if self._uniform:
+            # Whole numbers, so that their sums are exact in any order.
+            base = self._table[0] if zero is None else self._table[0] - zero
+            value = (_Round.apply(p) + base) * scale
+        else:
+            value = (_Lookup.apply(p, self._table) if zero is None else _Lookup.apply(p, self._table) - zero) * scale
         if self.format.divisor != 1.0:
             value = (value.double() * self._global / self.format.divisor).float()
         elif self.format.global_op:
             value = value / self._global if self.format.global_op == "divide" else value * self._global
-        return value if offset is None else value + offset
+        return (value if offset is None else value + offset).reshape(self.start.shape)

@@ -43,7 +43,7 @@ from ..tensor.qtensor import QTensor
 from ..tensor.quantize import quantize
 from ..transformers.fill.module_paths import is_experts
 from .distill import Distillation
-from .learned import LearningOptions, Weight, split, train_layer
+from .learned import BATCH, LearningOptions, Weight, split, train_layer
 from .matrices import Matrix, layer_matrices
 from .running import first_inputs, run_layer
 from .scaling import Scaling
@@ -246,26 +246,43 @@ class _Calibration:
             for fmt in set(wanted.values()):
                 check_trainable(fmt)
             hidden, dense = hidden[: len(hidden) // 2], hidden[len(hidden) // 2 :]
-            targets = [run_layer(layer, h, arguments) for h in dense]
+            targets = self._run_all(layer, dense, arguments)
         with InputCollector(layer, *multiplying(layer)) as inputs:
-            for i in range(len(hidden)) if self._learning is None else split(len(hidden))[0]:
-                run_layer(layer, hidden[i], arguments)
-                inputs.sequence_done()
+            given = hidden if self._learning is None else [hidden[i] for i in split(len(hidden))[0]]
+            self._run_all(layer, given, arguments, inputs.sequence_done)
         if self.method == "awq":
             Scaling(
                 self.checkpoint, self.source, layer, prefix, inputs, matrices, wanted, self._done,
                 lambda: run_layer(layer, hidden[0], arguments),
             ).scale()  # fmt: skip
         rounded = self._round_all([m for m in matrices if m.key in wanted], inputs, wanted)
-        if self._learning is not None and rounded:
+        if self._learning is not None and self._learning.steps and rounded:
             weights = [weight for _, weight in rounded]
             trained = train_layer(layer, weights, hidden, targets, lambda x: run_layer(layer, x, arguments), self._learning)
             for weight, q in zip(weights, trained, strict=True):
                 weight.packed = q
         self._keep(rounded)
-        out = [run_layer(layer, h, arguments) for h in hidden]
+        out = self._run_all(layer, hidden, arguments)
         self.source.drop(number)
         return self._done, [*out, *targets]
+
+    def _run_all(
+        self,
+        layer: nn.Module,
+        hidden: list[Tensor],
+        arguments: tuple[Any, dict[str, Any]],
+        done: Callable[[], None] | None = None,
+    ) -> list[Tensor]:
+        """The layer's outputs for each sequence; learned, which trains on as many, runs `BATCH` of
+        them at once.
+        """
+        at_once = 1 if self._learning is None else BATCH
+        out: list[Tensor] = []
+        for i in range(0, len(hidden), at_once):
+            out += run_layer(layer, torch.cat(hidden[i : i + at_once]), arguments).split(1)
+            if done is not None:
+                done()
+        return out
 
     def _matrices(self, layer: nn.Module, number: int) -> list[Matrix]:
         prefix = f"{self.source.prefix}.{number}"
@@ -345,7 +362,7 @@ class _Calibration:
             except FormatError as error:
                 raise FormatError(f"[quantize] {matrix.key}: {error}") from error
             weight = Weight(matrix.view, q)
-            if self._learning is not None:
+            if self._learning is not None and self._learning.steps:
                 weight.dense = matrix.view.float().clone()
                 weight.start = InputRounder("mse").round(weight.dense, None if group is None else hessian, wanted[matrix.key])
             matrix.view.copy_(torch.from_numpy(q.dequantize("float32")))

@@ -74,11 +74,12 @@ def quantize(
     sequences: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 32,
     act_order: Annotated[bool, typer.Option("--act-order", help="gptq: inputs that matter most first.")] = False,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="learned: steps of descent for a layer, from two starts; 100 without it.")
+        int | None,
+        typer.Option(min=0, help="learned: steps of descent for a layer, from two starts; 100 without it, 0 for none."),
     ] = None,
     distill: Annotated[
         int | None,
-        typer.Option(min=0, help="learned: steps for the scales of the whole model, afterwards; 0 without it."),
+        typer.Option(min=0, help="learned: steps for the whole model, afterwards; 0 without it."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="learned: order in which it sees sequences; of --rotate too. 0 without it.")
