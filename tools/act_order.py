@@ -2,7 +2,7 @@
 with the plug-in, and of its values.
 
     python tools/act_order.py make DENSE TEXT FOLDER       FOLDER/order, FOLDER/ignored, windows.json
-    python tools/act_order.py truth DENSE FOLDER           of the dense model and of the values
+    python tools/act_order.py truth DENSE FOLDER [NAME]    of the dense model, of `order`, of `ignored`
     python tools/act_order.py vllm FOLDER [--plugin]       in the environment vllm
 
 DENSE is a folder of transformers (`halfbyte dequantize model.gguf DENSE`). int4 in groups of 128 as
@@ -98,14 +98,14 @@ def report(name: str, losses: list[float]) -> None:
     print(f"{name}: perplexity {math.exp(sum(losses) / len(losses)):.3f} over {len(losses)} tokens", flush=True)
 
 
-def truth(dense: Path, folder: Path) -> None:
+def truth(dense: Path, folder: Path, names: list[str]) -> None:
     """The dense model in float32; the packed one's exact values in float32."""
     import torch
     from halfbyte.transformers import load_model
     from transformers import AutoModelForCausalLM
 
     windows = json.loads((folder / "windows.json").read_text("utf-8"))
-    for name in ("dense", "order", "ignored"):
+    for name in names:
         model = (
             AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
             if name == "dense"
@@ -159,8 +159,8 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["make", dense, text, folder]:
             make(Path(dense), Path(text), Path(folder))
-        case ["truth", dense, folder]:
-            truth(Path(dense), Path(folder))
+        case ["truth", dense, folder, *names]:
+            truth(Path(dense), Path(folder), names or ["dense", "order", "ignored"])
         case ["vllm", folder, *plugin]:
             in_vllm(Path(folder), plugin == ["--plugin"])
         case _:

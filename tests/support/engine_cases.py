@@ -253,15 +253,20 @@ def _missing(path: Path) -> Path:
     return path
 
 
-@case("42-stray-file")
-def _stray(path: Path) -> Path:
-    from safetensors.numpy import load_file, save_file
+def _stray(path: Path, producer: str, config: Callable[[Config], object] = lambda c: None) -> Path:
+    """A whole model of other norms beside the shards that the index names."""
+    from safetensors.torch import load_file, save_file
 
-    tiny(path, "ct-int4", config=_compressed)
-    other = {n: np.array(t)[::-1].copy() for n, t in load_file(path / "model.safetensors").items() if n.endswith("norm.weight")}
+    tensors = load_file(tiny(path, producer, config=config) / "model.safetensors")
     shards(path, layer, 2)
+    other = {n: t.flip(0).contiguous() if n.endswith("norm.weight") else t for n, t in tensors.items()}
     save_file(other, path / "model.safetensors", {"format": "pt"})
     return path
+
+
+CASES["case-42-stray-file-ct"] = lambda path: _stray(path, "ct-int4", _compressed)
+CASES["case-42-stray-file-gptq"] = lambda path: _stray(path, "gptq")
+CASES["case-42-stray-file-mlx"] = lambda path: _stray(path, "mlx")
 
 
 def _compressed(config: Config) -> None:
@@ -307,6 +312,7 @@ simple(
     codecs={DOWN: "int8:g32"},
     config=stated(dynamic={r"+:.*layers\.0\.mlp\.down_proj": {"bits": 8}}),
 )
+simple("48-gptq-one-dense-layer", "gptq", skip=lambda n: n == DOWN, config=stated(dynamic={r"-:.*layers\.0\.mlp\.down_proj": {}}))
 simple("48-mlx-one-layer-of-8-bits", "mlx", codecs={DOWN: "affine8:g32"}, config=stated(**{DOWN: {"group_size": 32, "bits": 8}}))
 simple("48-mlx-one-layer-of-6-bits", "mlx", codecs={DOWN: "affine6:g64"}, config=stated(**{DOWN: {"group_size": 64, "bits": 6}}))
 simple(

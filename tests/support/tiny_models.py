@@ -130,7 +130,7 @@ def write_tiny(
         codec = (codecs or {}).get(name, how.codec)
         q = packed[name] = hb.quantize(w.detach().numpy(), codec, **how.options)
         layout = OwnLayout() if how.layout == "halfbyte" else LAYOUTS[how.layout]
-        stated = {k: v for k, v in how.config.items() if k == "checkpoint_format"}
+        stated = {k: v for k, v in how.config.items() if k in ("checkpoint_format", "format")}
         for suffix, array in layout.pack(q, layout.config(q) | stated).items():
             tensors[f"{name}{layout.separator}{suffix}"] = array
         return torch.from_numpy(q.dequantize("float32"))

@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import CheckpointError
+from ..numerics.bits import unpack
 from .base import Checkpoint, TensorInfo
 
 FINE, REFUSED, WRONG = "fine", "refused", "wrong"
@@ -414,6 +417,17 @@ def _no_key(f: Facts) -> bool:
     return any(arch in archs and f"{arch}.{key}" not in metadata for key, archs in LLAMA_CPP_KEYS.items())
 
 
+def _odd_metadata(f: Facts) -> bool:
+    """An empty key, or an array of arrays; the vocabulary, which is long, is not looked through."""
+    _, metadata = _gguf(f)
+    values = (metadata[key] for key in metadata if not key.startswith("tokenizer."))
+    return "" in metadata or any(isinstance(v, list) and len(v) > 0 and not isinstance(v[0], str) for v in values)
+
+
+def _projector(f: Facts) -> bool:
+    return _gguf(f)[0] == "clip"
+
+
 def _no_padding(f: Facts) -> bool:
     arch, metadata = _gguf(f)
     tokens = metadata.get("tokenizer.ggml.tokens", ())
@@ -454,6 +468,79 @@ def _tied_head(f: Facts) -> bool:
     return f.info is not None and f.info.key == "lm_head" and bool(f.checkpoint.config.get("tie_word_embeddings"))
 
 
+def _stacked_experts(f: Facts) -> bool:
+    return f.info is not None and re.search(r"\.experts\.[a-z_]+$", f.info.key) is not None
+
+
+def _zero_points_in_words(f: Facts) -> bool:
+    words = {str(f.config.get("format")), *(str(g.get("format")) for g in _groups(f.config))}
+    return f.info is not None and f.info.format is not None and f.info.format.zero == "int" and "pack-quantized" in words
+
+
+def _v1_zero_wraps(f: Facts) -> bool:
+    """A stored zero point of all ones, which v1 means as 2^bits: GPTQModel's reader adds the one
+    into the neighbour. The zero points are read; not over the network.
+    """
+    shards = getattr(f.checkpoint, "shards", None)
+    if (
+        f.info is None
+        or f.info.format is None
+        or f.info.format.zero != "int"
+        or shards is None
+        or f.checkpoint.remote is not None
+    ):
+        return False
+    name = f"{f.info.key}.qzeros"
+    if _any_v2(f) or "gptqmodel" in str(f.config.get("meta")) or name not in shards:
+        return False
+    fields = unpack(np.ascontiguousarray(shards.array(name)).view(np.uint8), f.bits, f.info.shape[-2])
+    return bool((fields == (1 << f.bits) - 1).any())
+
+
+def _no_zero_points(f: Facts) -> bool:
+    shards = getattr(f.checkpoint, "shards", None)
+    name = f"{f.info.key}.qzeros" if f.info is not None else ""
+    return shards is not None and name in shards and shards.nbytes(name) == 0
+
+
+def _dynamic(f: Facts) -> str:
+    """What `dynamic` of GPTQModel says of a weight or module: "+" other words than the whole's, "-"
+    dense, "" nothing.
+    """
+    rules = f.config.get("dynamic")
+    signs = {rule[:1] for rule in rules if rule[:2] in ("-:", "+:")} if isinstance(rules, dict) else set()
+    return "+" if isinstance(rules, dict) and rules and signs != {"-"} else "-" if signs else ""
+
+
+def _unlisted(f: Facts) -> bool:
+    """A packed weight that `modules_in_block_to_quantize` leaves out."""
+    listed = f.config.get("modules_in_block_to_quantize")
+    names = [n for part in listed for n in (part if isinstance(part, list) else [part])] if isinstance(listed, list) else []
+    return f.info is not None and f.info.quantized and bool(names) and not any(f.info.key.endswith(str(n)) for n in names)
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def _names_in(f: Facts) -> set[str]:
+    """Names of the files in the folder; none for one file and over the network."""
+    path = f.checkpoint.path
+    return {p.name for p in path.iterdir()} if f.checkpoint.remote is None and path.is_dir() else set()
+
+
+def _stray(f: Facts) -> bool:
+    """A model.safetensors that the index leaves out."""
+    if not {INDEX, "model.safetensors"} <= _names_in(f):
+        return False
+    return not any("model.safetensors" in info.files for info in f.checkpoint.infos())
+
+
+def _no_index(f: Facts) -> bool:
+    """Shards without an index."""
+    names = _names_in(f)
+    return bool(names) and not {INDEX, "model.safetensors"} & names and any(n.endswith(".safetensors") for n in names)
+
+
 def _part_blocks(f: Facts) -> bool:
     """What bitsandbytes' kernel for AVX512-BF16 does not take: rows that are no whole blocks,
     outputs that are no multiple of 32.
@@ -485,6 +572,7 @@ def _gemma_nvfp4(f: Facts) -> bool:
     )
 
 
+FOLDER_KINDS = tuple(kind for kind in READS["transformers"] if kind != "gguf")
 PACKED_KINDS = tuple(kind for kind in READS["transformers"] if kind not in ("dense", "gguf"))
 _VLLM = "https://github.com/vllm-project/vllm"
 RULES: tuple[Rule, ...] = (
@@ -566,6 +654,10 @@ RULES: tuple[Rule, ...] = (
          OBSERVED, _other_query_width, whole=True),
     Rule("llama.cpp", ("gguf",), REFUSED, "a key is missing without which llama.cpp does not load this architecture",
          OBSERVED, _no_key, whole=True),
+    Rule("llama.cpp", ("gguf",), REFUSED, "llama.cpp reads no empty key and no array of arrays in a header", OBSERVED,
+         _odd_metadata, whole=True),
+    Rule("llama.cpp", ("gguf",), REFUSED, "the file is a vision projector (architecture clip), which goes beside a model",
+         OBSERVED, _projector, whole=True),
     Rule("llama.cpp", ("gguf",), WRONG, "llama.cpp applies no tensor scale of NVFP4 to Gemma 3's feed-forward weights",
          OBSERVED, _gemma_nvfp4),
     Rule("transformers", ("gguf",), REFUSED, "transformers does not read this architecture's attention.key_length",
@@ -594,6 +686,35 @@ RULES: tuple[Rule, ...] = (
     Rule("transformers", ("bitsandbytes",), REFUSED,
          "on a CPU with AVX512-BF16 bitsandbytes wants rows of whole blocks and a multiple of 32 outputs", OBSERVED,
          _part_blocks),
+    Rule("transformers", ("hqq",), WRONG, "transformers 5 does not read packed HQQ weights: these layers stay random", OBSERVED,
+         _always, since=(5,), to="halfbyte", whole=True),
+    Rule("transformers", ("gptq", "awq"), WRONG,
+         "transformers 5 holds experts as one stack, and passes over packed ones: they stay random", OBSERVED, _single_expert,
+         since=(5,), to="halfbyte"),
+    Rule("transformers", ("compressed-tensors",), WRONG,
+         "transformers 5 passes over a packed stack of experts, which stay random", OBSERVED, _stacked_experts, since=(5,)),
+    Rule("transformers", ("compressed-tensors",), REFUSED,
+         "transformers 5 makes its layers without data, where compressed-tensors has zero points one a number, not in words",
+         OBSERVED, _zero_points_in_words, since=(5,)),
+    Rule("transformers", ("gptq",), WRONG,
+         "a stored zero point of all ones is 2^bits in v1; GPTQModel, which transformers calls, adds one into its neighbour",
+         OBSERVED, _v1_zero_wraps, to="gptq-v2"),
+    Rule("gptqmodel", ("gptq",), WRONG,
+         "a stored zero point of all ones is 2^bits in v1; GPTQModel adds one into its neighbour", OBSERVED, _v1_zero_wraps,
+         to="gptq-v2"),
+    Rule("transformers", ("gptq",), REFUSED, "transformers wants zero points, and the file's are empty", OBSERVED,
+         _no_zero_points, to="gptq-v2"),
+    Rule("transformers", ("gptq",), REFUSED, "optimum, which transformers calls, does not read dynamic: it wants equal bits",
+         OBSERVED, lambda f: _dynamic(f) == "+", whole=True),
+    Rule("transformers", ("gptq",), WRONG, "optimum, which transformers calls, does not read dynamic: dense layers stay random",
+         OBSERVED, lambda f: _dynamic(f) == "-", whole=True),
+    Rule("transformers", ("gptq",), WRONG,
+         "modules_in_block_to_quantize leaves the module out, so that transformers makes it dense, and random", OBSERVED,
+         _unlisted),
+    Rule("transformers", FOLDER_KINDS, WRONG, "transformers reads model.safetensors, which the index leaves out, not the shards",
+         OBSERVED, _stray, whole=True),
+    Rule("transformers", FOLDER_KINDS, REFUSED, f"transformers finds shards by {INDEX} alone, and there is none", OBSERVED,
+         _no_index, whole=True),
     Rule("transformers", ("torchao",), REFUSED, "the safetensors metadata have no tensor_names, which torchao's reader needs",
          OBSERVED, _no_torchao_metadata, since=(5,), whole=True),
     Rule("transformers", ("bitsandbytes",), REFUSED,
