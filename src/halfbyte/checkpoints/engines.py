@@ -7,7 +7,9 @@ from, and the target of `halfbyte convert --to` that repairs it. Verdicts: *refu
 raises an error; *wrong*, it loads the file and computes something else; *fine*, no rule applies to
 a kind that the engine reads. A file of a kind that an engine has not in `READS` is refused, or
 wrong (`LEFT_RANDOM`).
-Of the data only tensor scales are read, four bytes each.
+Of the data tensor scales are read, four bytes each, and zero points of asymmetric GPTQ v1.
+
+More than 800 lines: one table of rules, each beside its condition.
 """
 
 from __future__ import annotations
