@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 
 import torch
-from halfbyte.gguf_models.architecture import EXPERTS, PARAMETER, PART, Architecture
+from halfbyte.gguf_models.architecture import EXPERTS, PARAMETER, PART, RMS_EPS, Architecture
 from halfbyte.gguf_models.architectures import ARCHITECTURES, MISTRAL
 from halfbyte.gguf_models.classic import FALCON_40B
 from halfbyte.gguf_models.config import register
 from halfbyte.gguf_models.encoders import T5_PLAIN, T5_PLAIN_ENCODER
 from halfbyte.gguf_models.latent import DEEPSEEK_V2
+from halfbyte.gguf_models.mixtures import COHERE2_MOE_RMS, GRANITE_MOE_SWA
 from halfbyte.gguf_models.recurrent import FALCON_MAMBA
+from halfbyte.transformers.build import POOLED
 from support.gguf_writer import F32, GGUF, Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForTextEncoding
 
@@ -101,6 +103,17 @@ def latent_keys(hidden: int) -> list[tuple[str, str, Any]]:
         "attention.key_length_mla": head + head // 2, "attention.value_length_mla": head, "rope.dimension_count": head // 2,
     }  # fmt: skip
     return [(k, "uint32", v) for k, v in sizes.items()]
+
+
+def indexer(hidden: int) -> dict[str, Any]:
+    """Heads of their own choose the four tokens that each one attends to; so many that no two scores
+    are equal."""
+    return {"index_n_heads": 16, "index_head_dim": max(64, hidden // 2), "index_topk": 4}
+
+
+def indexer_keys(hidden: int) -> list[tuple[str, str, Any]]:
+    sizes = {"head_count": 16, "key_length": max(64, hidden // 2), "top_k": 4}
+    return [(f"attention.indexer.{k}", "uint32", v) for k, v in sizes.items()]
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 32.0, "beta_slow": 1.0}
@@ -238,10 +251,138 @@ def t5_encoder(hidden: int, gated: bool) -> Family:
     return config | changes, [*keys[:1], ("attention.causal", "bool", 0), ("pooling_type", "uint32", 0)]
 
 
+MINICPM3 = {"num_key_value_heads", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"}
+ROUTED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+ENCODER_KEYS = [("attention.causal", "bool", 0), ("pooling_type", "uint32", 0)]
+ROUTED_KEYS = [
+    *EXPERT_KEYS, ("expert_feed_forward_length", "uint32", 32), ("expert_shared_feed_forward_length", "uint32", 32),
+    ("expert_weights_scale", "float32", 1.5), ("expert_weights_norm", "bool", 1), ("expert_gating_func", "uint32", 2),
+]  # fmt: skip
+
+
+def kinds(local: list[int]) -> dict[str, Any]:
+    """A window of four tokens in the marked layers; the first layer is dense."""
+    return {
+        "num_hidden_layers": len(local), "sliding_window": 4,
+        "layer_types": ["sliding_attention" if flag else "full_attention" for flag in local],
+        "mlp_layer_types": ["dense"] + ["sparse"] * (len(local) - 1),
+    }  # fmt: skip
+
+
+def kind_keys(local: list[int]) -> list[tuple[str, str, Any]]:
+    return [
+        ("attention.sliding_window", "uint32", 4), ("attention.sliding_window_pattern", "array[bool]", local),
+        ("leading_dense_block_count", "uint32", 1),
+    ]  # fmt: skip
+
+
+def cohere2moe(hidden: int, norm: str) -> Family:
+    """Four layers, the first of them global; the shared expert is averaged with the others."""
+    dense, width = (96, 32) if hidden == 64 else (hidden, hidden)
+    config = TIED | ROUTED | kinds([0, 1, 1, 1]) | {
+        "logit_scale": 0.25, "expert_selection_fn": "sigmoid", "norm_topk_prob": True, "num_shared_experts": 1,
+        "intermediate_size": width, "prefix_dense_intermediate_size": dense, "prefix_dense_sliding_window_pattern": 1,
+    }  # fmt: skip
+    config |= {"rms_norm_eps": None} if norm == "layer" else {}
+    keys = [k for k in ROUTED_KEYS if k[0] != "expert_weights_scale"] + kind_keys([0, 1, 1, 1])
+    keys += [("logit_scale", "float32", 0.25), ("expert_shared_count", "uint32", 1)]
+    return config, [*keys, ("feed_forward_length", "uint32", dense)]
+
+
+def laguna(hidden: int, gating: str, rope: dict[str, Any]) -> Family:
+    """Local layers rotate whole heads, the global one the first half."""
+    ropes = {
+        "full_attention": rope | {"rope_theta": 5e4, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    }
+    config = UNTIED | ROUTED | kinds([0, 1, 1, 1]) | {
+        "gating": gating, "shared_expert_intermediate_size": 32, "moe_routed_scaling_factor": 1.5, "rope_parameters": ropes,
+        "num_attention_heads_per_layer": [HEADS, 2 * HEADS, 2 * HEADS, 2 * HEADS],
+    }  # fmt: skip
+    return config, [
+        *ROUTED_KEYS, *kind_keys([0, 1, 1, 1]), *(YARN_KEYS if rope is YARN else []), ("rope.freq_base_swa", "float32", 1e4),
+        ("attention.head_count", "array[int32]", config["num_attention_heads_per_layer"]),
+        ("rope.dimension_count", "uint32", hidden // HEADS // 2), ("rope.dimension_count_swa", "uint32", hidden // HEADS),
+    ]  # fmt: skip
+
+
+def mimo2(hidden: int) -> Family:
+    """Local layers have sinks and twice the heads for keys. llama.cpp's window is one shorter than
+    the model's, so it is longer than the text.
+    """
+    local, size = [0, 1, 1], hidden // HEADS
+    ropes = {
+        name: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": 0.5}
+        for name, base in (("full_attention", 5e4), ("sliding_attention", 1e4))
+    }
+    config = UNTIED | SIGMOID | kinds(local) | {
+        "sliding_window": 65, "routed_scaling_factor": 1.0, "v_head_dim": size // 2, "attention_value_scale": 0.7,
+        "num_key_value_heads": 1, "rope_parameters": ropes,
+    }  # fmt: skip
+    for name in ("first_k_dense_replace", "n_shared_experts", "use_qk_norm"):
+        del config[name]
+    keys = [
+        *EXPERT_KEYS, *kind_keys(local)[1:], ("expert_feed_forward_length", "uint32", 32),
+        ("attention.sliding_window", "uint32", 64), ("attention.head_count_kv", "array[int32]", [1, 2, 2]),
+        ("attention.value_length", "uint32", size // 2), ("rope.dimension_count", "uint32", size // 2),
+        ("rope.freq_base_swa", "float32", 1e4), ("attention.value_scale", "float32", 0.7),
+    ]  # fmt: skip
+    return config, keys
+
+
 # architecture, or architecture:variant -> (changes of the configuration, keys of the file), or a
 # function of the width that gives them
 FAMILIES: dict[str, Family | Callable[[int], Family]] = {
+    "afmoe": (
+        UNTIED | ROUTED | kinds([1, 1, 1, 0])
+        | {"num_dense_layers": 1, "num_shared_experts": 1, "route_scale": 1.5, "mup_enabled": True, "mlp_layer_types": None},
+        [*ROUTED_KEYS, *kind_keys([1, 1, 1, 0]), ("expert_shared_count", "uint32", 1)],
+    ),
     "arcee": (UNTIED, []),
+    "codeshell": (UNTIED | {"use_bias": True}, []),
+    "cohere2moe": lambda h: cohere2moe(h, "layer"),
+    "cohere2moe:rms": lambda h: cohere2moe(h, "rms"),
+    "exaone-moe": (
+        UNTIED | ROUTED | kinds([1, 1, 1, 0]) | {"num_shared_experts": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True},
+        [*ROUTED_KEYS, *kind_keys([1, 1, 1, 0]), ("expert_shared_count", "uint32", 1)],
+    ),
+    "granite_swa": (
+        UNTIED | GRANITE | kinds([0, 1, 1, 1]) | {"layer_rope_theta": [0.0, 5e4, 5e4, 5e4]},
+        [*GRANITE_KEYS, *kind_keys([0, 1, 1, 1])[:2], ("attention.rope_pattern", "array[bool]", [0, 1, 1, 1])],
+    ),
+    "granite_swa:moe": lambda h: (
+        UNTIED | GRANITE | kinds([0, 1, 1, 1])
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": h},
+        [*GRANITE_KEYS, *kind_keys([0, 1, 1, 1])[:2], *EXPERT_KEYS, ("expert_shared_feed_forward_length", "uint32", 64)],
+    ),
+    "hy_v3": (
+        UNTIED | ROUTED | {"num_shared_experts": 1, "router_scaling_factor": 1.5, "mlp_layer_types": ["dense", "sparse"]},
+        ROUTED_KEYS,
+    ),
+    "laguna": lambda h: laguna(h, "per-head", YARN),
+    "laguna:element": lambda h: laguna(h, "per-element", {"rope_type": "default"}),
+    "kimi-linear": lambda h: (
+        latent(h, q_lora_rank=None, topk_group=1, n_group=1) | {
+            "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"],
+            "linear_head_dim": h // HEADS, "linear_num_heads": HEADS, "linear_conv_kernel_dim": 4, "num_local_experts": 4,
+        },
+        [*SIGMOID_KEYS, *(k for k in latent_keys(h) if "q_lora" not in k[0] and "head_count" not in k[0]),
+         ("attention.head_count_kv", "array[int32]", [0, 1]), ("kda.head_dim", "uint32", h // HEADS),
+         ("ssm.conv_kernel", "uint32", 4)],
+    ),
+    "maincoder": (TIED, []),
+    "mimo2": mimo2,
+    "minicpm3": lambda h: (
+        {k: v for k, v in latent(h, q_lora_rank=h, v_head_dim=h // HEADS).items() if k in MINICPM3} | TIED,
+        [*(k for k in latent_keys(h) if "_length" not in k[0] and "head_count" not in k[0]),
+         ("attention.key_length", "uint32", h // 4 + h // 8)],
+    ),
+    "mistral4": lambda h: (
+        latent(h, norm_topk_prob=True, rope=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}),
+        [*(k for k in SIGMOID_KEYS if k[0] != "expert_gating_func"), *latent_keys(h), *YARN_KEYS,
+         ("rope.scaling.yarn_log_multiplier", "float32", 0.1), ("attention.temperature_scale", "float32", 0.1),
+         ("attention.temperature_length", "uint32", 8)],
+    ),
     "bloom": lambda h: (TIED | {"num_key_value_heads": HEADS, "intermediate_size": 4 * h, "n_layer": 2, "n_head": HEADS}, []),
     "chatglm": (UNTIED | {"attention_bias": True} | HALF, []),
     "falcon": (TIED | {"num_key_value_heads": 1, "ffn_hidden_size": 128}, [("attention.head_count_kv", "uint32", 1)]),
@@ -258,12 +399,28 @@ FAMILIES: dict[str, Family | Callable[[int], Family]] = {
     "pangu-embedded": (UNTIED | {"attention_bias": True}, []),
     "qwen": (UNTIED | {"num_key_value_heads": HEADS}, []),
     "starcoder": lambda h: (TIED | {"num_key_value_heads": 1, "n_inner": 96 if h == 64 else h, "n_positions": 256}, []),
-    "eurobert": ({}, [("attention.causal", "bool", 0), ("pooling_type", "uint32", 0)]),
+    "eurobert": ({}, ENCODER_KEYS),
+    "gemma-embedding": lambda h: (
+        TIED | {
+            "query_pre_attn_scalar": h // HEADS, "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 6, "use_bidirectional_attention": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+        [*ENCODER_KEYS, ("attention.sliding_window", "uint32", 6), ("rope.freq_base_swa", "float32", 1e4),
+         ("attention.sliding_window_pattern", "array[bool]", [1, 1, 0])],
+    ),
+    "jina-bert-v3": ({"num_key_value_heads": HEADS, "type_vocab_size": 1, "layer_norm_eps": 1e-5}, ENCODER_KEYS),
+    "llama-embed": ({"is_causal": False}, ENCODER_KEYS),
+    "nomic-bert": ({"num_key_value_heads": HEADS, "type_vocab_size": 2, "layer_norm_eps": 1e-5}, ENCODER_KEYS),
     "t5encoder": lambda h: t5_encoder(h, True),
     "t5encoder:plain": lambda h: t5_encoder(h, False),
     "bert": (
         {"num_key_value_heads": HEADS, "type_vocab_size": 2, "layer_norm_eps": 1e-5},
-        [("attention.causal", "bool", 0), ("pooling_type", "uint32", 0)],
+        ENCODER_KEYS,
     ),
     "modern-bert": (
         {
@@ -350,9 +507,18 @@ FAMILIES: dict[str, Family | Callable[[int], Family]] = {
         latent(h, q_lora_rank=h, norm_topk_prob=False, topk_method="greedy"),
         [*EXPERT_KEYS, *SIGMOID_KEYS[2:6], ("expert_gating_func", "uint32", 1), *latent_keys(h)],
     ),
+    "deepseek2:temperature": lambda h: FAMILIES["mistral4"](h),  # type: ignore[operator]
     "deepseek2:whole": lambda h: (
         latent(h), [*SIGMOID_KEYS, *(k for k in latent_keys(h) if "_length" not in k[0] and "head_count" not in k[0]),
                     ("attention.key_length", "uint32", h // 4 + h // 8), ("attention.value_length", "uint32", h // 4)],
+    ),
+    "deepseek32": lambda h: (
+        latent(h, **indexer(h), norm_topk_prob=True, rope=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
+        [*SIGMOID_KEYS, *latent_keys(h), *indexer_keys(h), *YARN_KEYS, ("rope.scaling.yarn_log_multiplier", "float32", 0.1)],
+    ),
+    "glm-dsa": lambda h: (
+        latent(h, **indexer(h), indexer_types=["full", "shared", "full"], num_hidden_layers=3),
+        [*SIGMOID_KEYS, *latent_keys(h), *indexer_keys(h), ("attention.indexer.types", "array[bool]", [1, 0, 1])],
     ),
     "ernie4_5-moe": (
         UNTIED | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1}
@@ -451,7 +617,9 @@ def family(arch: str, hidden: int = 64) -> Family:
 
 
 VARIANTS = {
-    "deepseek2:v2": DEEPSEEK_V2, "falcon:40b": FALCON_40B, "mamba:falcon": FALCON_MAMBA, "mistral3:plain": MISTRAL,
+    "cohere2moe:rms": COHERE2_MOE_RMS, "granite_swa:moe": GRANITE_MOE_SWA,
+    "deepseek2:temperature": ARCHITECTURES["mistral4"], "deepseek2:v2": DEEPSEEK_V2,
+    "falcon:40b": FALCON_40B, "mamba:falcon": FALCON_MAMBA, "mistral3:plain": MISTRAL,
     "t5:plain": T5_PLAIN, "t5encoder:plain": T5_PLAIN_ENCODER,
 }  # fmt: skip
 """Variants of an architecture that become another model."""
@@ -495,7 +663,7 @@ def family_model(arch: str, hidden: int = 64) -> Any:
     if "qk_rope_head_dim" in changes:
         base.pop("head_dim")
     for name in architecture(arch).computed:
-        base.pop(name)
+        base.pop(name, None)
     register(architecture(arch).model_type)
     config = AutoConfig.for_model(architecture(arch).model_type, **(base | {"rope_parameters": rope} | changes))
     torch.manual_seed(sum(map(ord, arch)))
@@ -503,7 +671,7 @@ def family_model(arch: str, hidden: int = 64) -> Any:
     builder = (
         AutoModelForTextEncoding if arch.startswith("t5encoder") else tasks.get(architecture(arch).task, AutoModelForCausalLM)
     )
-    options = {"add_pooling_layer": False} if arch == "bert" else {}
+    options = {"add_pooling_layer": False} if architecture(arch).model_type in POOLED else {}
     model = builder.from_config(config, dtype=torch.float32, **options).eval()
     if arch == "t5":  # transformers shares the head with the embedding until a checkpoint has one
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
@@ -562,7 +730,7 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
     names = {k: v for k, v in a.names.items() if not (arch == "granitehybrid" and k in ("ffn_gate", "ffn_up", "ffn_down"))}
     within = {path: stem for stem, path in names.items() if stem != "ffn_gate_up_exps"}
     top = {path: stem for stem, path in a.top.items()}
-    second = "ssm_norm" in a.names and "ssm_alpha" not in a.names
+    second = "ssm_norm" in a.names and not {"ssm_alpha", "ssm_beta"} & set(a.names)
     out: dict[str, np.ndarray] = {}
     stacks: dict[str, list[np.ndarray]] = {}
     transposed = {n for n, m in model.named_modules() if type(m).__name__ == "Conv1D"}
@@ -607,7 +775,10 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
                 "altup_correct_scale": ".weight",
                 "ffn_gate_inp.scale": "",
                 "ffn_down_exps.scale": "",
+                "attn_sinks": ".weight",
             }
+            if arch == "hy_v3":
+                ends["exp_probs_b"] = ""
             out[f"{prefix}{stem}{ends.get(stem, '.bias')}"] = x
             continue
         if f"{inner}{PART}0" in within and arch != "deepseek2:whole":
@@ -637,7 +808,7 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
             if name.startswith("blk.19.") and name.split(".")[2] in ("attn_k", "attn_v", "attn_k_norm")
         }
         out |= {name.replace("19", layer): np.ones_like(x) for layer in ("20", "21") for name, x in unused.items()}
-    for whole, stems in a.splits.items() if arch in ("bailingmoe2", "chatglm", "qwen") else ():
+    for whole, stems in a.splits.items() if arch in ("bailingmoe2", "chatglm", "codeshell", "qwen") else ():
         for name in [n for n in out if n.split(".")[2:3] == [stems[0]]]:
             fused = [out.pop(name.replace(f".{stems[0]}.", f".{stem}.")) for stem in stems]
             out[name.replace(f".{stems[0]}.", f".{whole}.")] = np.concatenate(fused)
@@ -652,6 +823,8 @@ def pieces(path: str, config: Any, x: np.ndarray) -> list[np.ndarray]:
     if path.endswith("kv_b_proj"):
         heads = x.reshape(HEADS, -1, x.shape[1])
         return [heads[:, : config.qk_nope_head_dim].swapaxes(1, 2), heads[:, config.qk_nope_head_dim :]]
+    if path.endswith("conv1d"):
+        return [part[None] for part in np.split(x, 3)]
     return np.split(x, 2)
 
 
@@ -694,8 +867,8 @@ def write_family(path: Path, arch: str, model: Any) -> Path:
         wide = [head // 4, head // 8, head // 8, 0]
         keys = [(k, kind, wide if k.endswith("sections") and not callable(FAMILIES[case]) else v) for k, kind, v in keys]
     bare: list[tuple[str, str, Any]] = []  # keys without the architecture's name
-    if arch == "bert":
-        bare = [("tokenizer.ggml.token_type_count", "uint32", 2)]
+    if "type_vocab_size" in changes:
+        bare = [("tokenizer.ggml.token_type_count", "uint32", changes["type_vocab_size"])]
     if arch == "apertus":
         layers = [layer.mlp.act_fn for layer in model.model.layers]
         words = ("alpha_p", "alpha_n", "beta", "eps")
@@ -704,7 +877,7 @@ def write_family(path: Path, arch: str, model: Any) -> Path:
     pairs: list[tuple[str, str, Any]] = [
         ("general.architecture", "string", arch),
         *((f"{arch}.{k}", "uint32", v) for k, v in sizes.items() if k not in {name for name, _, _ in keys}),
-        *((f"{arch}.{k}", "float32", 1e-5) for k in sorted({a.eps[0], "attention.layer_norm_rms_epsilon"})),
+        *((f"{arch}.{k}", "float32", 1e-5) for k in sorted({a.eps[0], *(() if case == "cohere2moe" else RMS_EPS[:1])})),
         (f"{arch}.rope.freq_base", "float32", 5e4),
         *((f"{arch}.{k}", kind, v) for k, kind, v in keys),
         *bare,

@@ -7,8 +7,8 @@ Names and keys are llama.cpp's (`llama-arch.cpp`, gguf's `constants.py`); module
 are transformers'. What a file does not state and llama.cpp computes is computed the same way:
 Gemma's query scale, patterns of local layers, defaults of scales.
 
-A new architecture is an entry here (or in classic, encoders, gemma, latent, recurrent), its name in
-`READ` of checkpoints/gguf/runnable.py, a case in tests/support/gguf_families.py, and the page that
+A new architecture is an entry here (or in classic, encoders, gemma, latent, mixtures, recurrent),
+its name in `READ` of checkpoints/gguf/runnable.py, a case in tests/support/gguf_families.py, and the page that
 tools/gguf_models_page.py writes; test_registry.py and test_families.py compare them.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .architecture import (
     BIASED_ROUTING,
@@ -51,6 +52,7 @@ from .encoders import ENCODERS, T5_PLAIN, T5_PLAIN_ENCODER
 from .gemma import GEMMA
 from .keys import Keys
 from .latent import DEEPSEEK_V2, LATENT, SIGMOID, SOFTMAX
+from .mixtures import COHERE2_MOE_RMS, GRANITE_MOE_SWA, MIXTURES
 from .recurrent import FALCON_MAMBA, GRANITE_SCALES, RECURRENT, granite_attention
 
 
@@ -307,6 +309,11 @@ def _hunyuan_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _pairs(config: Any, rows: int) -> NDArray[np.int64]:
+    """The weights of a norm of heads whose channels are in llama.cpp's order of rotated pairs."""
+    return np.arange(rows).reshape(-1, 2).T.reshape(-1)
+
+
 MISTRAL = Architecture("mistral", LLAMA, interleaved=True, constants={"sliding_window": None})
 """What a file of architecture mistral3 becomes without a temperature of attention."""
 MIXTRAL = Architecture("mixtral", MOE, interleaved=True, experts=True, extra=_mixtral)
@@ -367,6 +374,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "hunyuan_vl": Architecture("hunyuan_v1_dense", LLAMA | HUNYUAN_NORM, extra=_hunyuan_vl),
     "internlm2": Architecture("llama", LLAMA, interleaved=True),
     "llama": Architecture("llama", LLAMA, interleaved=True),
+    "maincoder": Architecture(
+        "hunyuan_v1_dense", LLAMA | HUNYUAN_NORM, interleaved=True, orders={"attn_q_norm": _pairs, "attn_k_norm": _pairs}
+    ),
     "mellum": Architecture("mellum", MOE | QK_NORM, experts=True, extra=_mellum),
     "minicpm": Architecture("granite", LLAMA, interleaved=True, extra=_minicpm),
     "nemotron": Architecture("nemotron", LLAMA, eps=layer_eps("norm_eps"), norm_offset=True, partial=True),
@@ -429,7 +439,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "olmo", {k: v for k, v in LLAMA.items() if not k.endswith("_norm")}, interleaved=True, eps=layer_eps("layer_norm_eps"),
         extra=_olmo,
     ),
-    **CLASSIC, **ENCODERS, **GEMMA, **LATENT, **RECURRENT,
+    **CLASSIC, **ENCODERS, **GEMMA, **LATENT, **MIXTURES, **RECURRENT,
 }  # fmt: skip
 ARCHITECTURES = dict(sorted(ARCHITECTURES.items()))
 """GGUF architectures that become transformers models."""
@@ -445,8 +455,14 @@ def architecture_named(keys: Keys) -> Architecture:
         return FALCON_40B
     if keys.arch == "mamba" and keys.get("ssm.dt_b_c_rms", "bool", False):
         return FALCON_MAMBA
+    if keys.arch == "deepseek2" and keys.get("attention.temperature_scale", "float", 0.0):
+        return LATENT["mistral4" if keys.get("expert_gating_func", "integer", 0) != SIGMOID else "deepseek2"]
     if keys.arch == "deepseek2" and keys.get("expert_gating_func", "integer", 0) != SIGMOID:
         return DEEPSEEK_V2
+    if keys.arch == "granite_swa" and keys.get("expert_count", "integer", 0):
+        return GRANITE_MOE_SWA
+    if keys.arch == "cohere2moe" and keys.get("attention.layer_norm_rms_epsilon", "float", 0.0):
+        return COHERE2_MOE_RMS
     if keys.arch == "mistral3" and not keys.get("attention.temperature_scale", "float", 0.0):
         return MISTRAL
     return ARCHITECTURES[keys.arch]

@@ -21,6 +21,7 @@ from .architecture import (
     GPT2,
     GPT2_TOP,
     LLAMA,
+    STARCODER2,
     Architecture,
     Field,
     layer_eps,
@@ -112,6 +113,9 @@ CLASSIC: dict[str, Architecture] = {
         eps=layer_eps("layer_norm_epsilon"), fused_heads=True, extra=_bloom,
     ),
     "chatglm": Architecture("glm", LLAMA | FUSED_UP, partial=True, splits=FUSED_QKV),
+    "codeshell": Architecture("starcoder2", STARCODER2, eps=layer_eps("norm_epsilon"), splits=FUSED_QKV,
+        constants={"sliding_window": None},
+    ),
     "falcon": replace(FALCON_40B, names=_FALCON),
     "jais2": Architecture("jais2", LLAMA, eps=layer_eps("layer_norm_eps")),
     "mpt": Architecture(

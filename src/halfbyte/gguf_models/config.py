@@ -37,11 +37,17 @@ def config_of(checkpoint: GGUFCheckpoint) -> Any:
 
 
 def register(model_type: str) -> None:
-    """Makes transformers know a model type that is defined here."""
+    """Makes transformers' automatic classes know a model type that is defined here, or that they
+    leave out.
+    """
     if model_type == OWN_MODEL:
         from . import smallthinker
 
         smallthinker.register()
+    if model_type == "mistral4":
+        from transformers import AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
+
+        AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 
 def settings_of(checkpoint: GGUFCheckpoint) -> dict[str, Any]:
@@ -153,10 +159,11 @@ def _check_heads(keys: Keys, config: dict[str, Any]) -> None:
     """Compares the heads with the rows of the projections."""
     checkpoint = keys.checkpoint
     heads, kv, head = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
-    if heads % kv or head % 2 or config["hidden_size"] % heads:
+    differ = keys.metadata.type_name(f"{keys.arch}.attention.head_count").startswith("array")
+    if heads % kv or head % 2 or (config["hidden_size"] % heads and not differ):
         raise keys.error(f"{heads} heads of {head}, {kv} for keys, in {config['hidden_size']} inputs: these do not divide")
-    if f"{keys.arch}.attention.key_length_swa" in keys.metadata:
-        return  # local and global layers have heads of two lengths
+    if f"{keys.arch}.attention.key_length_swa" in keys.metadata or differ:
+        return  # layers differ in the length of their heads, or in their number
     for name, rows in (("blk.0.attn_q", heads * head), ("blk.0.attn_k", kv * head)):
         for key in (name, f"{name}.weight"):
             gated = 2 * rows if name.endswith("q") else rows
@@ -205,7 +212,7 @@ def _rope(keys: Keys) -> dict[str, Any]:
 
 def _longrope(keys: Keys) -> dict[str, Any]:
     """One divisor for each frequency, for texts within the original context and for longer ones."""
-    original = keys.size("rope.scaling.original_context_length")
+    original = keys.size("rope.scaling.original_context_length", keys.size("context_length"))
     scale = keys.get("rope.scaling.attn_factor", "float")
     out: dict[str, Any] = {
         "rope_type": "longrope", "original_max_position_embeddings": original, "factor": keys.size("context_length") / original,

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .architecture import FUSED_QKV, LLAMA, Architecture, layer_eps
+from .architecture import ATTENTION, FUSED_QKV, GEMMA2, LLAMA, MLP, QK_NORM, Architecture, layer_eps
+from .gemma import gemma3_sizes
 from .keys import Keys
 
 
@@ -56,6 +57,16 @@ def _modern_bert(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _without_pooler(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    pad = config["pad_token_id"] or 0
+    return {"type_vocab_size": keys.rows("token_types", 1), "tie_word_embeddings": False, "pad_token_id": pad}
+
+
+def _gemma_embedding(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Gemma 3 whose tokens see those on both sides; the window is what both sides have together."""
+    return gemma3_sizes(keys, config) | {"use_bidirectional_attention": True, "tie_word_embeddings": False}
+
+
 def _t5(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     """Sizes under T5's names. The first version shares the head with the embedding and scales its
     inputs, newer ones have a gate.
@@ -84,10 +95,15 @@ _BERT = {
     "attn_output": "attention.output.dense", "attn_output_norm": "attention.output.LayerNorm", "ffn_up": "intermediate.dense",
     "ffn_down": "output.dense", "layer_output_norm": "output.LayerNorm",
 }  # fmt: skip
+_ROTATED_BERT = ATTENTION | {
+    "attn_output_norm": "post_attention_layernorm", "layer_output_norm": "post_mlp_layernorm",
+}  # fmt: skip
 _BERT_TOP = {
     "token_embd": "embeddings.word_embeddings", "token_types": "embeddings.token_type_embeddings",
     "position_embd": "embeddings.position_embeddings", "token_embd_norm": "embeddings.LayerNorm",
 }  # fmt: skip
+_MODEL_TOP = {"token_embd": "embed_tokens", "output_norm": "norm"}
+_ROTATED_TOP = {stem: path for stem, path in _BERT_TOP.items() if stem != "position_embd"}
 _MODERN_BERT = {
     "attn_norm": "attn_norm", "attn_qkv": "attn.Wqkv", "attn_output": "attn.Wo", "ffn_norm": "mlp_norm", "ffn_up": "mlp.Wi",
     "ffn_down": "mlp.Wo",
@@ -136,12 +152,29 @@ ENCODERS: dict[str, Architecture] = {
         splits=FUSED_QKV, extra=_bert, parameters=_no_token_types,
     ),
     "eurobert": Architecture(
-        "eurobert", LLAMA, top={"token_embd": "embed_tokens", "output_norm": "norm"}, layers="layers", task="encoder",
+        "eurobert", LLAMA, top=_MODEL_TOP, layers="layers", task="encoder",
         splits=FUSED_QKV, constants={"tie_word_embeddings": False},
+    ),
+    "llama-embed": Architecture(
+        "llama", LLAMA, top=_MODEL_TOP, layers="layers", task="encoder", interleaved=True, splits=FUSED_QKV,
+        constants={"is_causal": False, "tie_word_embeddings": False},
     ),
     "modern-bert": Architecture(
         "modernbert", _MODERN_BERT, top=_MODERN_BERT_TOP, layers="layers", eps=layer_eps("norm_eps"), task="encoder",
         extra=_modern_bert,
+    ),
+    "gemma-embedding": Architecture(
+        "gemma3_text", GEMMA2 | QK_NORM, top=_MODEL_TOP, layers="layers",
+        norm_offset=True, task="encoder", absent=lambda config, layer, stem: stem in ("dense_2", "dense_3"),
+        extra=_gemma_embedding,
+    ),
+    "jina-bert-v3": Architecture(
+        "jina_embeddings_v3", _ROTATED_BERT | {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}, top=_ROTATED_TOP, layers="layers",
+        eps=layer_eps("layer_norm_eps"), task="encoder", splits=FUSED_QKV, extra=_without_pooler, parameters=_no_token_types,
+    ),
+    "nomic-bert": Architecture(
+        "nomic_bert", _ROTATED_BERT | MLP, top=_ROTATED_TOP, layers="layers", eps=layer_eps("layer_norm_eps"), task="encoder",
+        splits=FUSED_QKV, extra=_without_pooler, parameters=_no_token_types,
     ),
     "t5": _T5,
     "t5encoder": Architecture(

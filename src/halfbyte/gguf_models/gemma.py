@@ -41,7 +41,7 @@ def _kinds(keys: Keys, period: int) -> list[str]:
     return ["sliding_attention" if flag else "full_attention" for flag in keys.local_layers(period)]
 
 
-def _gemma3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+def gemma3_sizes(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     """Five local layers, then a global one. Local layers rotate with base 10000 and are never
     stretched.
     """
@@ -165,7 +165,7 @@ _GEMMA4 = GEMMA2 | QK_NORM | _PER_LAYER | routed("experts", "router.proj") | {
 GEMMA: dict[str, Architecture] = {
     "gemma": Architecture("gemma", LLAMA, norm_offset=True),
     "gemma2": Architecture("gemma2", GEMMA2, norm_offset=True, extra=_gemma2),
-    "gemma3": Architecture("gemma3_text", GEMMA2 | QK_NORM, norm_offset=True, extra=_gemma3),
+    "gemma3": Architecture("gemma3_text", GEMMA2 | QK_NORM, norm_offset=True, extra=gemma3_sizes),
     "gemma3n": Architecture(
         "gemma3n_text", _GEMMA3N,
         top=_PER_LAYER_TOP | {

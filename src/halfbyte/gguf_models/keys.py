@@ -114,6 +114,11 @@ class Keys:
         ends = (f".{stem}", f".{stem}.weight")
         return any(name.startswith(("blk.", "enc.", "dec.")) and name.endswith(ends) for name in self.checkpoint.file.headers)
 
+    def expert_layers(self) -> list[bool]:
+        """Which layers have any tensor of a mixture of experts."""
+        stems = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+        return [any(self.has(f"blk.{i}.{stem}") for stem in stems) for i in range(self.layers)]
+
     def has(self, tensor: str) -> bool:
         """Whether the file has a tensor of this stem, dense or packed."""
         return tensor in self.checkpoint or f"{tensor}.weight" in self.checkpoint

@@ -20,17 +20,21 @@ SOFTMAX, SIGMOID = 1, 2
 """llama.cpp's numbers of the functions that score experts; 0 is none stated."""
 
 
+def _scores(keys: Keys) -> int:
+    return int(keys.get("expert_gating_func", "integer", 0))
+
+
 def _heads_together(config: Any, parts: list[NDArray[Any]]) -> NDArray[Any]:
     """(heads, latent, keys) and (heads, values, latent) as rows of keys and values of each head."""
     keys, values = parts
     return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(-1, values.shape[-1])
 
 
-def _latent(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+def latent_sizes(keys: Keys, config: dict[str, Any], values: int | None = None) -> dict[str, Any]:
     """Sizes of the attention. Files with split projections state the lengths of a head separately."""
     heads, rotated = keys.size("attention.head_count"), keys.size("rope.dimension_count")
     key = keys.get("attention.key_length_mla", "integer", 0) or keys.size("attention.key_length")
-    value = keys.get("attention.value_length_mla", "integer", 0) or keys.size("attention.value_length")
+    value = values or keys.get("attention.value_length_mla", "integer", 0) or keys.size("attention.value_length")
     if key <= rotated or rotated % 2:
         raise keys.error(f"keys of {key}, {rotated} of them rotated; more keys, and an even number of rotated ones, are needed")
     return {
@@ -54,13 +58,15 @@ def _mscale(keys: Keys, rope: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deepseek2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    if keys.arch == "deepseek2" and keys.get("attention.temperature_scale", "float", 0.0) and _scores(keys) == SIGMOID:
+        raise keys.refuse("whose queries grow with their position and whose experts are scored by a sigmoid")
     groups = keys.size("expert_group_count", 1)
     used = keys.size("expert_group_used_count", groups)
     dense = int(keys.get("leading_dense_block_count", "integer", 0))
     if not keys.get("expert_count", "integer", 0):
-        return _latent(keys, config) | {"first_k_dense_replace": config["num_hidden_layers"]}
+        return latent_sizes(keys, config) | {"first_k_dense_replace": config["num_hidden_layers"]}
     return {
-        **_latent(keys, config),
+        **latent_sizes(keys, config),
         **expert_counts(keys, "n_routed_experts"),
         "moe_intermediate_size": keys.size("expert_feed_forward_length"),
         "n_shared_experts": keys.size("expert_shared_count", 1),
@@ -80,19 +86,74 @@ def _deepseek_v2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     return _deepseek2(keys, config)
 
 
-_DEEPSEEK2 = MOE | shared("mlp.shared_experts") | BIASED_ROUTING | {
+def _minicpm3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Its values are as long as the width over the heads where the file does not say how long."""
+    heads = keys.size("attention.head_count")
+    value = keys.size("attention.value_length", config["hidden_size"] // heads)
+    sizes = latent_sizes(keys, config, value)
+    return sizes | {"head_dim": sizes["qk_rope_head_dim"]}
+
+
+def _mistral4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Queries grow with the logarithm of their position past the original context."""
+    if (function := _scores(keys)) not in (0, SOFTMAX):
+        raise keys.refuse(f"that scores experts by function {function}; {SOFTMAX} (softmax) is read")
+    out = _deepseek2(keys, config)
+    rope, beta = out["rope_parameters"], keys.get("attention.temperature_scale", "float", 0.0)
+    if rope["rope_type"] != "yarn":
+        raise keys.refuse("without yarn, in whose original context it counts positions")
+    original = rope["original_max_position_embeddings"]
+    if (length := keys.get("attention.temperature_length", "integer", original)) != original:
+        raise keys.refuse(f"whose queries grow with every {length} positions; transformers takes yarn's {original}")
+    return out | {"rope_interleave": True, "rope_parameters": rope | {"llama_4_scaling_beta": beta}}
+
+
+def _indexed(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Each token attends to the `top_k` that an indexer of a few heads scores highest."""
+    if (function := _scores(keys)) != SIGMOID:
+        raise keys.refuse(f"that scores experts by function {function}; {SIGMOID} (sigmoid) is read")
+    return _deepseek2(keys, config) | {
+        "index_n_heads": keys.size("attention.indexer.head_count"),
+        "index_head_dim": keys.size("attention.indexer.key_length"),
+        "index_topk": keys.size("attention.indexer.top_k"),
+    }
+
+
+def _glm_dsa(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Layers without an indexer use the choice of the one before."""
+    full = keys.flags("attention.indexer.types", keys.layers)
+    if full is None:
+        full = [keys.has(f"blk.{i}.indexer.attn_k") for i in range(keys.layers)]
+    return _indexed(keys, config) | {"indexer_types": ["full" if flag else "shared" for flag in full]}
+
+
+DEEPSEEK = MOE | shared("mlp.shared_experts") | BIASED_ROUTING | {
     "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_q_b": "self_attn.q_b_proj",
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_kv_b": "self_attn.kv_b_proj", "attn_k_b": f"self_attn.kv_b_proj{PART}0", "attn_v_b": f"self_attn.kv_b_proj{PART}1",
 }  # fmt: skip
-DEEPSEEK_V2 = Architecture(
-    "deepseek_v2", _DEEPSEEK2, heads=False, experts=None, joins={"self_attn.kv_b_proj": _heads_together}, extra=_deepseek_v2
-)
+"""Tensors of DeepSeek's layers."""
+_INDEXED = DEEPSEEK | {
+    "indexer.attn_k": "self_attn.indexer.wk", "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.k_norm": "self_attn.indexer.k_norm", "indexer.proj": "self_attn.indexer.weights_proj",
+}  # fmt: skip
+LATENT_JOINS = {"self_attn.kv_b_proj": _heads_together}
+DEEPSEEK_V2 = Architecture("deepseek_v2", DEEPSEEK, heads=False, experts=None, joins=LATENT_JOINS, extra=_deepseek_v2)
 """What a file of architecture deepseek2 becomes that scores experts by a softmax."""
 
+_PLAIN = {stem: path for stem, path in DEEPSEEK.items() if stem != "exp_probs_b"}
+
 LATENT: dict[str, Architecture] = {
-    "deepseek2": Architecture(
-        "deepseek_v3", _DEEPSEEK2, heads=False, experts=None, joins={"self_attn.kv_b_proj": _heads_together}, extra=_deepseek2
+    "deepseek2": Architecture("deepseek_v3", DEEPSEEK, heads=False, experts=None, joins=LATENT_JOINS, extra=_deepseek2),
+    "deepseek32": Architecture("deepseek_v32", _INDEXED, heads=False, experts=True, joins=LATENT_JOINS, extra=_indexed),
+    "glm-dsa": Architecture("glm_moe_dsa", _INDEXED, heads=False, experts=True, joins=LATENT_JOINS, extra=_glm_dsa),
+    "minicpm3": Architecture(
+        "minicpm3",
+        {k: v for k, v in _PLAIN.items() if PART not in v},
+        heads=False,
+        constants={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+        extra=_minicpm3,
     ),
+    "mistral4": Architecture("mistral4", _PLAIN, heads=False, experts=None, joins=LATENT_JOINS, extra=_mistral4),
 }
 """GGUF architectures with latent attention."""

@@ -85,19 +85,20 @@ def class_name(model_type: str, task: str = "text") -> str:
 
 
 _CLASSES = {
-    "bitnet": "BitNetForCausalLM",
-    "ernie4_5": "Ernie4_5ForCausalLM", "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
-    "gemma3n_text": "Gemma3nForCausalLM", "gpt_bigcode": "GPTBigCodeForCausalLM",
-    "gemma4_text": "Gemma4ForCausalLM", "granitemoehybrid": "GraniteMoeHybridForCausalLM", "llama4_text": "Llama4ForCausalLM",
-    "minimax_m2": "MiniMaxM2ForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM", "gpt2": "GPT2LMHeadModel",
-    "gpt_neox": "GPTNeoXForCausalLM",
-    "granitemoe": "GraniteMoeForCausalLM", "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
-    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "smallthinker": "SmallThinkerForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM", "stablelm": "StableLmForCausalLM",
+    "bitnet": "BitNetForCausalLM", "deepseek_v32": "DeepseekV32ForCausalLM", "ernie4_5": "Ernie4_5ForCausalLM",
+    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "gemma3n_text": "Gemma3nForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_bigcode": "GPTBigCodeForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM", "granite_swa": "GraniteSWAForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
+    "granitemoe_swa": "GraniteMoeSWAForCausalLM", "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM", "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "hy_v3": "HYV3ForCausalLM",
+    "llama4_text": "Llama4ForCausalLM", "mimo_v2_flash": "MiMoV2FlashForCausalLM", "minicpm3": "MiniCPM3ForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "smallthinker": "SmallThinkerForCausalLM", "smollm3": "SmolLM3ForCausalLM", "stablelm": "StableLmForCausalLM",
 }  # fmt: skip
 """Classes whose names do not follow from the model type."""
 _ENCODERS = {
+    ("gemma3_text", "encoder"): "Gemma3TextModel", ("jina_embeddings_v3", "encoder"): "JinaEmbeddingsV3Model",
+    ("llama", "encoder"): "LlamaModel", ("nomic_bert", "encoder"): "NomicBertModel",
     ("bert", "encoder"): "BertModel", ("eurobert", "encoder"): "EuroBertModel", ("modernbert", "encoder"): "ModernBertModel",
     ("t5", "encoder"): "T5EncoderModel", ("t5", "encoder-decoder"): "T5ForConditionalGeneration",
 }  # fmt: skip

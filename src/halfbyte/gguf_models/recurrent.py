@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from .architecture import (
     ATTENTION,
     EXPERTS,
+    FUSED_QKV,
     LLAMA,
     MLP,
     PARAMETER,
@@ -35,6 +36,7 @@ from .architecture import (
     shared,
 )
 from .keys import Keys
+from .latent import DEEPSEEK, LATENT_JOINS, SIGMOID, latent_sizes
 
 GRANITE_SCALES = (
     optional("embedding_scale", "embedding_multiplier", "float", 1.0),
@@ -131,8 +133,7 @@ def _period(keys: Keys, layers: list[bool], what: str) -> tuple[int, int]:
 
 def _jamba(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     attention = [bool(n) for n in keys.sizes("attention.head_count_kv", keys.layers)]
-    of_experts = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-    experts = [any(keys.has(f"blk.{i}.{stem}") for stem in of_experts) for i in range(keys.layers)]
+    experts = keys.expert_layers()
     periods = dict(zip(("attn_layer_period", "attn_layer_offset"), _period(keys, attention, "attention"), strict=True))
     periods |= zip(("expert_layer_period", "expert_layer_offset"), _period(keys, experts, "experts"), strict=True)
     sizes = _mamba_sizes(keys, config)
@@ -304,6 +305,31 @@ def _by_key_head(config: Any, rows: int) -> NDArray[np.int64]:
     return np.concatenate([p.reshape(heads, -1) for p in np.split(np.arange(rows), cuts)], axis=1).reshape(-1)
 
 
+def _kimi_linear(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Layers of latent attention, without rotation, have heads for keys; the others are delta
+    networks that forget each channel by its own rate.
+    """
+    if (function := keys.get("expert_gating_func", "integer", 0)) != SIGMOID:
+        raise keys.refuse(f"that scores experts by function {function}; {SIGMOID} (sigmoid) is read")
+    sizes = latent_sizes(keys, config)
+    dense = int(keys.get("leading_dense_block_count", "integer", 0))
+    return {
+        **sizes,
+        **expert_counts(keys, "num_local_experts"),
+        "layer_types": _kinds(keys, "full_attention", "linear_attention"),
+        "mlp_layer_types": ["dense" if i < dense else "sparse" for i in range(keys.layers)],
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "n_shared_experts": keys.size("expert_shared_count", 1),
+        "routed_scaling_factor": keys.positive("expert_weights_scale", 1.0),
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "linear_head_dim": keys.size("kda.head_dim"),
+        "linear_num_heads": sizes["num_attention_heads"],
+        "linear_conv_kernel_dim": keys.size("ssm.conv_kernel"),
+    }
+
+
 _HYBRID_ATTENTION = {k: v for k, v in ATTENTION.items() if k != "attn_norm"}
 _FEED_FORWARD = {stem: path.replace("mlp.", "feed_forward.") for stem, path in MLP.items()}
 _DELTA = LLAMA | QK_NORM | {
@@ -343,6 +369,12 @@ _NEMOTRON_H_MOE = _NEMOTRON_H | {
     "ffn_latent_down": "mixer.fc1_latent_proj", "ffn_latent_up": "mixer.fc2_latent_proj",
 }  # fmt: skip
 _NEMOTRON_H_TOP = {"token_embd": "model.embeddings", "output_norm": "model.norm_f", "output": "lm_head"}
+_KIMI_LINEAR = DEEPSEEK | {
+    **{f"ssm_conv1d_{w}": f"self_attn.conv1d{PART}{i}" for i, w in enumerate("qkv")},
+    **{f"ssm_f_{w}": f"self_attn.forget_gate.f_{w}_proj" for w in "ab"}, **{f"ssm_g_{w}": f"self_attn.g_{w}_proj" for w in "ab"},
+    "ssm_a": f"self_attn.forget_gate{PARAMETER}A_log", "ssm_dt": f"self_attn.forget_gate{PARAMETER}dt_bias",
+    "ssm_beta": "self_attn.b_proj", "ssm_norm": "self_attn.o_norm",
+}  # fmt: skip
 _GRANITE_HYBRID = ATTENTION | _mamba2("mamba") | routed("block_sparse_moe.experts", "block_sparse_moe.router") | {
     "ffn_norm": "post_attention_layernorm",
     **{f"ffn_{w}{end}": f"shared_mlp.input_linear{PART}{i}" for end in ("", "_shexp") for i, w in enumerate(("gate", "up"))},
@@ -372,6 +404,14 @@ RECURRENT: dict[str, Architecture] = {
             **{f"ssm_{w}_norm": f"mamba.{w}_layernorm" for w in ("dt", "b", "c")},
         },
         top=_FINAL_NORM, varying=True, experts=None, changes=_MAMBA_CHANGES, extra=_jamba,
+    ),
+    "kimi-linear": Architecture(
+        "kimi_linear", _KIMI_LINEAR, heads=False, experts=True, splits=FUSED_QKV, joins=LATENT_JOINS,
+        changes={
+            "ssm_a": lambda a: log_of_negative(a).reshape(1, 1, -1, 1),
+            **{f"ssm_conv1d_{w}": lambda a: convolution(a.reshape(-1, a.shape[-1])) for w in "qkv"},
+        },
+        computed=("rope_parameters",), extra=_kimi_linear,
     ),
     "lfm2": Architecture(
         "lfm2", _LFM2, top=_LFM2_TOP, eps=("attention.layer_norm_rms_epsilon", "norm_eps"), varying=True,

@@ -20,7 +20,7 @@ from ..gguf_models.keys import Keys
 from ..gguf_models.tokenizer import end_of_turn_ids
 from .fill.gguf import fill
 
-POOLED = ("bert",)
+POOLED = ("bert", "jina_embeddings_v3")
 """Model types whose encoder has a pooler that a GGUF file leaves out."""
 
 

@@ -14,12 +14,14 @@ from .metadata import Metadata
 
 READ = frozenset(
     {
-        "apertus", "arcee", "baichuan", "bailingmoe2", "bert", "bitnet", "bloom", "chatglm", "cohere2", "command-r",
-        "deepseek2", "dots1", "ernie4_5", "ernie4_5-moe", "eurobert", "exaone", "exaone4", "falcon", "falcon-h1", "gemma",
-        "gemma2", "gemma3", "gemma3n", "gemma4", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox", "granite", "granitehybrid",
-        "granitemoe", "hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "internlm2", "jais2", "jamba", "lfm2", "lfm2moe", "llama",
-        "llama4", "mamba", "mamba2", "mellum", "minicpm", "minimax-m2", "mistral3", "modern-bert", "mpt", "nemotron",
-        "nemotron_h", "nemotron_h_moe", "olmo", "olmo2", "olmoe", "orion", "paddleocr", "pangu-embedded", "phi2", "phi3",
+        "afmoe", "apertus", "arcee", "baichuan", "bailingmoe2", "bert", "bitnet", "bloom", "chatglm", "codeshell", "cohere2",
+        "cohere2moe", "command-r", "deepseek2", "deepseek32", "dots1", "ernie4_5", "ernie4_5-moe", "eurobert", "exaone",
+        "exaone-moe", "exaone4", "falcon", "falcon-h1", "gemma", "gemma-embedding", "gemma2", "gemma3", "gemma3n", "gemma4",
+        "glm-dsa", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox", "granite", "granite_swa", "granitehybrid", "granitemoe",
+        "hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "hy_v3", "internlm2", "jais2", "jamba", "jina-bert-v3", "kimi-linear",
+        "laguna", "lfm2", "lfm2moe", "llama", "llama-embed", "llama4", "maincoder", "mamba", "mamba2", "mellum", "mimo2",
+        "minicpm", "minicpm3", "minimax-m2", "mistral3", "mistral4", "modern-bert", "mpt", "nemotron", "nemotron_h",
+        "nemotron_h_moe", "nomic-bert", "olmo", "olmo2", "olmoe", "orion", "paddleocr", "pangu-embedded", "phi2", "phi3",
         "phimoe", "qwen", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl",
         "qwen3vlmoe", "seed_oss", "smallthinker", "smollm3", "stablelm", "starcoder", "starcoder2", "t5", "t5encoder",
         "xverse",
@@ -30,25 +32,18 @@ READ = frozenset(
 NO_MODEL = "transformers has no such model"
 NO_DECODER = "it does not continue text, and has no table here: an encoder, a projector or a decoder of sound or drafts"
 NO_TABLE = "its tensors have no table here yet, though transformers has the model"
-RECURRENT = "its recurrent or convolutional layers have no table here yet, though transformers has the model"
-LATENT = "its latent attention has no table here yet, though transformers has the model"
+NO_FORMAT = "llama.cpp has its name alone: no files are written, and it does not run them"
+WITH_VISION = "transformers has it only together with the tower for images, whose tensors the file does not have"
 
 _GROUPS = {
     NO_MODEL: (
-        "deci grok refact plamo plamo2 plamo3 codeshell maple arctic jais openelm rwkv6 rwkv6qwen2 "
-        "rwkv7 arwkv7 graniteswitch plm bailingmoe bailingmoe3 llada llada-moe dream grovemoe "
-        "rnd1 cogvlm step35 spark2_5 maincoder kimi-k3 talkie nanbeige deepseek deepseek2-ocr"
+        "deci grok refact plamo plamo2 plamo3 maple arctic jais openelm rwkv6 rwkv6qwen2 rwkv7 arwkv7 graniteswitch plm "
+        "bailingmoe llada llada-moe dream grovemoe rnd1 cogvlm spark2_5 kimi-k3 talkie nanbeige deepseek"
     ),
-    NO_DECODER: (
-        "clip nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 gemma-embedding "
-        "llama-embed wavtokenizer-dec eagle3 dflash gemma4-assistant qwen3tts pockettts"
-    ),
-    RECURRENT: "kimi-linear minimax-01",
-    LATENT: "deepseek32 deepseek4 minicpm3 glm-dsa glm5-next mistral4",
-    NO_TABLE: (
-        "chameleon mimo2 dots3note gptj qwen4exp cohere2moe dbrx muse-glimmer exaone-moe granite_swa "
-        "afmoe laguna hy_v3 hy_v4 hrm_text minimax-m3"
-    ),
+    NO_DECODER: ("clip nomic-bert-moe neo-bert jina-bert-v2 wavtokenizer-dec eagle3 dflash gemma4-assistant qwen3tts pockettts"),
+    NO_TABLE: "bailingmoe3 dbrx deepseek4 dots3note hrm_text hy_v4 minimax-01 minimax-m3 qwen4exp",
+    NO_FORMAT: "gptj",
+    WITH_VISION: "chameleon deepseek2-ocr glm5-next muse-glimmer step35",
 }
 UNREAD: dict[str, str] = {name: why for why, names in _GROUPS.items() for name in names.split()}
 """llama.cpp's other architectures, and why they are not read."""
