@@ -106,8 +106,8 @@ def latent_keys(hidden: int) -> list[tuple[str, str, Any]]:
 
 
 def indexer(hidden: int) -> dict[str, Any]:
-    """Heads of their own choose the four tokens that each one attends to; so many that no two scores
-    are equal.
+    """Heads of their own choose the four tokens that each one attends to. They are so many that no
+    two scores are equal.
     """
     return {"index_n_heads": 16, "index_head_dim": max(64, hidden // 2), "index_topk": 4}
 
