@@ -510,7 +510,12 @@ NATIVE += [
         "vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 1)))",
         "neon: float16 scales: of the next row",
     ),
-    Native(NEON, "(codes, 1) & 15]", "(codes, P ? 0 : 1) & 15]", "neon: tables: input 0 in place of input 1"),
+    Native(
+        NEON,
+        "vgetq_lane_s32(codes, 1) & 15]",
+        "(P ? vgetq_lane_s32(codes, 0) : vgetq_lane_s32(codes, 1)) & 15]",
+        "neon: tables: input 0 in place of input 1",
+    ),
     Native(
         NEON,
         "const I r = vcvtnq_s32_f32(v)",
