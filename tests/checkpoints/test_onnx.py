@@ -127,6 +127,8 @@ def test_flat_codes_that_do_not_fit_are_refused_by_name(block, blocks, tmp_path)
         with pytest.raises(HalfbyteError, match=r"m\b"):
             checkpoint["m"]
         assert {f.code for f in checkpoint.header_findings()} >= {"unread-weight"}
+        found = checkpoint.info("m")
+        assert (found.kind, found.format, found.shape) == ("quantized", None, (24 * blocks * block // 2,))
 
 
 @pytest.mark.parametrize("zeros", [True, False])
