@@ -2,12 +2,12 @@
 
     PYTHONPATH=src:tests python tools/vllm_linear_speed.py THREADS FOLDER [KIND ...]
 
-In the environment vllm. A Llama of one layer (hidden 2048, feed-forward 8192, 16 heads of 128, 4 for keys) is written into
-FOLDER/KIND and opened by vLLM twice, alone and with `quantization="halfbyte"`; then the layer's four
-products (fused qkv, o, fused gate_up, down) are called by turns through the layers' own
-`quant_method`, in bfloat16, at 1, 16 and 256 tokens. The least of `ROUNDS` times of the sum is
-printed; the outputs of both sides are compared. Threads are set before torch is imported: vLLM lets
-nobody change them later.
+In the environment vllm. A Llama of one layer (hidden 2048, feed-forward 8192, 16 heads of 128, 4
+for keys) is written into FOLDER/KIND and opened by vLLM twice, alone and with
+`quantization="halfbyte"`; then the layer's four products (fused qkv, o, fused gate_up, down) are
+called by turns through the layers' own `quant_method`, in bfloat16, at 1, 16 and 256 tokens. The
+least of `ROUNDS` times of the sum is printed; the outputs of both sides are compared. Threads are
+set before torch is imported: vLLM lets nobody change them later.
 """
 
 from __future__ import annotations
