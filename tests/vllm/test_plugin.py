@@ -19,11 +19,14 @@ import tomllib
 
 import halfbyte as hb
 import torch
+from halfbyte.conversion import convert
+from support.gguf_models import dense_model as dense_gguf_model
+from support.gguf_models import write as write_gguf
 from support.tiny_models import PRODUCERS, Producer, write_tiny
 from support.tiny_tokenizer import write_tokenizer
 
 ROOT = Path(__file__).parents[2]
-IDS = [3, 17, 42, 5, 60, 21, 8, 33]
+IDS = [3, 17, 42, 5, 40, 21, 8, 33]
 TOKENS = 8
 
 ASKED = (
@@ -275,9 +278,29 @@ def test_two_ranks(tmp_path, monkeypatch, arch, producer):
     check(tmp_path / "in", tiny.dense, quantization="halfbyte", tensor_parallel_size=2)
 
 
-def test_the_server_finds_the_plug_in_by_itself(tmp_path):
-    """`vllm serve FOLDER`, its engine in a process of its own: the greedy text of a completion."""
-    tiny = write(tmp_path / "in", "llama", "bitsandbytes")
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "qwen3moe", "gpt-oss"])
+def test_a_gguf_that_was_converted(tmp_path, name):
+    """As llama.cpp's converter writes it, a folder of halfbyte's layout, the same values."""
+    dense = dense_gguf_model(name)
+    convert(write_gguf(tmp_path / "m.gguf", name, dense, True), tmp_path / "in", to="halfbyte")
+    check(tmp_path / "in", dense, quantization="halfbyte")
+
+
+SERVED = [
+    ("llama", "bitsandbytes"),
+    ("qwen3", "gptq3"),
+    ("gemma3_text", "mlx"),
+    ("qwen3_moe", "modelopt"),
+    ("gpt_oss", "gpt-oss"),
+]
+
+
+@pytest.mark.parametrize(("arch", "producer"), SERVED)
+def test_the_server_finds_the_plug_in_by_itself(tmp_path, arch, producer):
+    """`vllm serve FOLDER`, its engine in a process of its own: the log probabilities of a prompt and
+    the greedy text of a completion.
+    """
+    tiny = write(tmp_path / "in", arch, producer)
     write_tokenizer(tmp_path / "in")
     installed = install(tmp_path)
     with socket.socket() as free:
@@ -286,6 +309,7 @@ def test_the_server_finds_the_plug_in_by_itself(tmp_path):
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tmp_path / "in"), "--port", str(port),
         "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-model-len", "64", "--served-model-name", "tiny",
+        *(["--quantization", "halfbyte"] if producer == "mlx" else []),
     ]  # fmt: skip
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(installed)]), "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -294,18 +318,18 @@ def test_the_server_finds_the_plug_in_by_itself(tmp_path):
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
     try:
         body = {
-            "model": "tiny",
-            "prompt": IDS,
-            "max_tokens": TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
+            "model": "tiny", "prompt": IDS, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
+            "prompt_logprobs": 0,
+        }  # fmt: skip
         reply = _post(f"http://127.0.0.1:{port}/v1/completions", body, server, tmp_path / "log")
     finally:
         server.terminate()
         server.wait(30)
-    assert reply["choices"][0]["token_ids"] == truth(tiny.dense)[1]
+    (choice,) = reply["choices"]
+    rows, text = truth(tiny.dense)
+    theirs = [at[str(token)]["logprob"] for at, token in zip(choice["prompt_logprobs"][1:], IDS[1:], strict=True)]
+    assert np.abs(np.array(theirs) - rows[np.arange(len(theirs)), IDS[1:]]).max() < 1e-4
+    assert choice["token_ids"] == text
 
 
 def _post(url: str, body: dict[str, Any], server: subprocess.Popen[bytes], log: Path) -> Any:

@@ -37,7 +37,54 @@ Added = Callable[[str, Tensor, int], Tensor | None]
 """(gate_up_proj, up_proj or down_proj; input; expert) -> what the product gains, or None."""
 
 
-class QExperts(Packed):
+class _Loop:
+    """One expert after another; `_project` multiplies by one matrix of one of them."""
+
+    gate: str
+    interleaved: bool
+    limit: float | None
+    num_experts: int
+    joined: bool
+    out_features: int
+
+    def _project(self, name: str, x: Tensor, expert: int) -> Tensor:
+        raise NotImplementedError
+
+    def _each(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, added: Added | None = None) -> Tensor:
+        """Products summed in float32 in the order of their slots."""
+        routed = x.new_zeros((*topk_ids.shape, self.out_features), dtype=torch.float32)
+        x32 = x.to(torch.float32)
+        for expert in torch.unique(topk_ids).tolist():
+            if expert >= self.num_experts:
+                continue
+            rows, slots = torch.where(topk_ids == expert)
+            routed[rows, slots] = self._expert(x32[rows], expert, added)
+        y = x32.new_zeros((len(x), self.out_features))
+        for t in range(topk_ids.shape[1]):
+            y += topk_weights[:, t, None].to(torch.float32) * routed[:, t]
+        return y.to(x.dtype)
+
+    def _expert(self, x: Tensor, expert: int, added: Added | None = None) -> Tensor:
+        def gained(projection: str, x: Tensor, y: Tensor) -> Tensor:
+            more = None if added is None else added(projection, x, expert)
+            return y if more is None else y + more
+
+        if self.gate == UNGATED:
+            hidden = torch.relu(gained("up_proj", x, self._project("up_proj", x, expert))).square()
+            return gained("down_proj", hidden, self._project("down_proj", hidden, expert))
+        if self.joined:
+            h = self._project("gate_up_proj", x, expert)
+        else:
+            h = torch.cat([self._project("gate_proj", x, expert), self._project("up_proj", x, expert)], dim=-1)
+        h = gained("gate_up_proj", x, h)
+        gate, up = (h[..., ::2], h[..., 1::2]) if self.interleaved else h.chunk(2, dim=-1)
+        if self.limit is not None:
+            gate, up = gate.clamp(max=self.limit), up.clamp(min=-self.limit, max=self.limit)
+        hidden = apply_gate(self.gate, gate, up).contiguous()
+        return gained("down_proj", hidden, self._project("down_proj", hidden, expert))
+
+
+class QExperts(Packed, _Loop):
     """Packed experts.
 
     weights      projection name ("gate_up_proj", or "gate_proj" and "up_proj"; "down_proj") -> a
@@ -163,39 +210,10 @@ class QExperts(Packed):
         """
         return self._each(x, topk_ids, topk_weights, added)
 
-    def _each(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, added: Added | None = None) -> Tensor:
-        """One expert after another, products summed in float32 in the order of their slots."""
-        down = self.packed["down_proj" if self.stacked["down_proj"] else "0.down_proj"]
-        routed = x.new_zeros((*topk_ids.shape, down.shape[-2]), dtype=torch.float32)
-        x32 = x.to(torch.float32)
-        for expert in torch.unique(topk_ids).tolist():
-            if expert >= self.num_experts:
-                continue
-            rows, slots = torch.where(topk_ids == expert)
-            routed[rows, slots] = self._expert(x32[rows], expert, added)
-        y = x32.new_zeros((len(x), down.shape[-2]))
-        for t in range(topk_ids.shape[1]):
-            y += topk_weights[:, t, None].to(torch.float32) * routed[:, t]
-        return y.to(x.dtype)
-
-    def _expert(self, x: Tensor, expert: int, added: Added | None = None) -> Tensor:
-        def gained(projection: str, x: Tensor, y: Tensor) -> Tensor:
-            more = None if added is None else added(projection, x, expert)
-            return y if more is None else y + more
-
-        if self.gate == UNGATED:
-            hidden = torch.relu(gained("up_proj", x, self._project("up_proj", x, expert))).square()
-            return gained("down_proj", hidden, self._project("down_proj", hidden, expert))
-        if self.joined:
-            h = self._project("gate_up_proj", x, expert)
-        else:
-            h = torch.cat([self._project("gate_proj", x, expert), self._project("up_proj", x, expert)], dim=-1)
-        h = gained("gate_up_proj", x, h)
-        gate, up = (h[..., ::2], h[..., 1::2]) if self.interleaved else h.chunk(2, dim=-1)
-        if self.limit is not None:
-            gate, up = gate.clamp(max=self.limit), up.clamp(min=-self.limit, max=self.limit)
-        hidden = apply_gate(self.gate, gate, up).contiguous()
-        return gained("down_proj", hidden, self._project("down_proj", hidden, expert))
+    @property
+    def out_features(self) -> int:  # type: ignore[override] # of the packed weight
+        """Outputs of an expert."""
+        return int(self.packed["down_proj" if self.stacked["down_proj"] else "0.down_proj"].shape[-2])
 
     def _project(self, name: str, x: Tensor, expert: int) -> Tensor:
         bias = getattr(self, f"{name}_bias")
@@ -206,6 +224,38 @@ class QExperts(Packed):
             return self.packed[f"{expert}.{name}"].prepared
         stack = self.packed[name].prepared
         return backend_named(stack.backend).expert(stack, expert)
+
+
+class DenseExperts(nn.Module, _Loop):  # type: ignore[misc] # torch is not type-checked
+    """What `QExperts` computes, of dense weights: gate and up are one projection.
+
+    weights  "gate_up_proj" (e, 2·h, k) and "down_proj" (e, n, h), rows in the order of `like`;
+             "up_proj" (e, h, k) without a gate
+    like     the packed experts whose gate, biases and order of rows these have
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], like: QExperts) -> None:
+        super().__init__()
+        self.gate, self.interleaved, self.limit = like.gate, like.interleaved, like.limit
+        self.num_experts, self.out_features, self.joined = like.num_experts, like.out_features, True
+        biases = {name: getattr(like, f"{name}_bias") for name in PROJECTIONS}
+        if biases["gate_proj"] is not None and biases["up_proj"] is not None:
+            biases["gate_up_proj"] = torch.cat([biases["gate_proj"], biases["up_proj"]], 1)
+        for name, weight in weights.items():
+            self.register_parameter(name, nn.Parameter(weight, requires_grad=False))
+            bias = biases[name]
+            self.register_parameter(
+                f"{name}_bias", None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
+            )
+
+    def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """As `QExperts.forward`."""
+        return self._each(x, topk_ids, topk_weights)
+
+    def _project(self, name: str, x: Tensor, expert: int) -> Tensor:
+        bias = getattr(self, f"{name}_bias")
+        weight = getattr(self, name)[expert].to(x.dtype)
+        return nn.functional.linear(x, weight, None if bias is None else bias[expert].to(x.dtype))
 
 
 def apply_gate(kind: str, gate: Tensor, up: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from ..errors import FormatError, UnsupportedError
 from ..tensor.qtensor import QTensor
 from ..tensor.quantize import quantize
 from .composite_linear import CompositeLinear
-from .experts import UNGATED, QExperts
+from .experts import UNGATED, DenseExperts, QExperts
 from .modules import QLinear
 from .packed_weight import PackedWeight
 
@@ -266,23 +266,21 @@ def with_packed_layers(config: LoraConfig) -> LoraConfig:
 
 
 def merge_dense(model: Any) -> Any:
-    """The model of a PeftModel, whose layers with adapters are dense `nn.Linear` of the merged
-    values, in the dtype of the adapters. Adapters that are merged stay so; where none is, the
-    active ones are merged.
+    """The model of a PeftModel, whose layers with adapters are dense, `nn.Linear` or `DenseExperts`
+    of the merged values, in the dtype of the adapters. Adapters that are merged stay so; where none
+    is, the active ones are merged.
     """
     base = model.get_base_model()
-    if found := [path for path, layer in base.named_modules() if isinstance(layer, LoraQExperts)]:
-        raise UnsupportedError(f"[merge_dense] {found[0]} are experts; merge_adapter and merge_and_unload round them")
     for path, layer in list(base.named_modules()):
-        if isinstance(layer, LoraQLinear):
-            merged = list(layer.merged_adapters)
-            layer.unmerge()
+        if isinstance(layer, LoraQExperts) and isinstance(layer.base_layer, LoraQExperts):
+            base.set_submodule(path, _dense_experts(layer))
+        elif isinstance(layer, LoraQLinear):
+            names = _undone(layer)
             packed = layer.get_base_layer()
             if isinstance(packed, CompositeLinear):
                 raise UnsupportedError(
                     f"[merge_dense] {path} is {packed.canonical().format}, which multiplies dense parts besides"
                 )
-            names = merged or [name for name in layer.active_adapters if name in layer.lora_A]
             like = next(iter(layer.lora_A.values())).weight
             dense = nn.Linear(packed.in_features, packed.out_features, bias=packed.bias is not None, device="meta")
             values = torch.from_numpy(layer.merged_values(names))
@@ -290,6 +288,32 @@ def merge_dense(model: Any) -> Any:
             dense.bias = packed.bias
             base.set_submodule(path, dense)
     return base
+
+
+def _undone(layer: LoraQLinear | LoraQExperts) -> list[str]:
+    """The adapters to merge, once none of them is in the packed weight."""
+    merged = list(layer.merged_adapters)
+    layer.unmerge()
+    return merged or [name for name in layer.active_adapters if name in layer.lora_A]
+
+
+def _dense_experts(layer: LoraQExperts) -> DenseExperts:
+    """Both projections, merged."""
+    experts = layer._experts
+    values: dict[str, NDArray[np.float32]] = {}
+    for part in (layer.base_layer, layer):
+        values |= part.merged_values(_undone(part))
+    like = next(iter(layer.lora_A.values())).weight
+
+    def whole(name: str) -> Tensor:
+        """All experts' values of a projection, (e, n, k)."""
+        array = values[name] if name in values else np.stack([values[f"{e}.{name}"] for e in range(experts.num_experts)])
+        return torch.from_numpy(array).to(like.device, like.dtype)
+
+    first = "up_proj" if experts.gate == UNGATED else "gate_up_proj"
+    joined = experts.joined or experts.gate == UNGATED
+    rows = whole(first) if joined else torch.cat([whole("gate_proj"), whole("up_proj")], 1)
+    return DenseExperts({first: rows, "down_proj": whole("down_proj")}, experts)
 
 
 def _check_plain(config: Any) -> None:
@@ -310,7 +334,7 @@ def _report(names: list[str], values: list[NDArray[np.float32]], rounded: list[Q
     error = off / size if size else 0.0
     warnings.warn(
         f"[merge] {', '.join(names)} rounded to {rounded[0].format}: relative error {error:.3g} of a weight "
-        f"{list(values[0].shape)}{f' and {len(values) - 1} more' if len(values) > 1 else ''}; merge_dense merges linear layers "
+        f"{list(values[0].shape)}{f' and {len(values) - 1} more' if len(values) > 1 else ''}; merge_dense merges "
         "without rounding to a format",
         RuntimeWarning, stacklevel=3,
     )  # fmt: skip
