@@ -514,6 +514,12 @@ def _dynamic(f: Facts) -> str:
     return "+" if isinstance(rules, dict) and rules and signs != {"-"} else "-" if signs else ""
 
 
+def _skipped_by_part(f: Facts) -> bool:
+    """A packed weight whose name contains one of `modules_to_not_convert`."""
+    listed = f.config.get("modules_to_not_convert")
+    return f.info is not None and f.info.quantized and isinstance(listed, list) and any(str(n) in f.info.key for n in listed)
+
+
 def _unlisted(f: Facts) -> bool:
     """A packed weight that `modules_in_block_to_quantize` leaves out."""
     listed = f.config.get("modules_in_block_to_quantize")
@@ -622,6 +628,9 @@ RULES: tuple[Rule, ...] = (
          _other_modelopt_algo, to="compressed-tensors", whole=True),
     Rule("vllm", ("awq",), REFUSED, "AWQ words of 4 bits are read, no others",
          "https://github.com/casper-hansen/AutoAWQ/issues/575", lambda f: f.bits not in (0, 4), to="compressed-tensors"),
+    Rule("vllm", ("awq",), REFUSED,
+         "modules_to_not_convert is compared by parts of names: mlp.gate makes mlp.gate_proj dense, which is packed", OBSERVED,
+         _skipped_by_part, to="compressed-tensors"),
     Rule("sglang", ("compressed-tensors",), REFUSED, "2:4 sparse weights are not read", f"{_VLLM}/pull/36799", _sparse,
          to="compressed-tensors", whole=True),
     Rule("gptqmodel", ("awq",), REFUSED, "AWQ words of 4 bits are read, no others",
