@@ -134,3 +134,20 @@ def test_stacks_that_are_turned_are_asked_too(tmp_path):
         assert experts_alike.check_experts(checkpoint, recipe_of("gpt-oss")) == []
         with pytest.raises(FormatError, match=r"experts.down_proj: dense by this recipe \(rule 'down_proj=keep'\)"):
             experts_alike.check_experts(checkpoint, recipe_of("gpt-oss", ["down_proj=keep"]))
+
+
+@pytest.mark.parametrize("arch", ["mixtral", "qwen3_moe"])
+def test_single_dense_experts_become_the_stacks_that_mlx_lm_reads(tmp_path, arch):
+    """Each expert's codes are those of its matrix rounded alone; with a rule they stay single."""
+    write_model(tmp_path / "in", arch, **({"num_local_experts": 4} if arch == "mixtral" else {"num_experts": 4}))
+    with open_checkpoint(tmp_path / "in") as checkpoint:
+        single = [key for key in checkpoint if re.search(r"layers\.0\..*experts\.\d\.(w2|down_proj)\.weight$", key)]
+        quantize_checkpoint(checkpoint, tmp_path / "out", recipe_of("mlx:affine4:g32"))
+        quantize_checkpoint(checkpoint, tmp_path / "ruled", recipe_of("mlx:affine4:g32", [r"o_proj$=keep"]))
+        alone = [halfbyte.quantize(np.asarray(checkpoint[key]), "affine4:g32").dequantize("float32") for key in single]
+    assert len(single) == 4
+    with open_checkpoint(tmp_path / "out") as out, open_checkpoint(tmp_path / "ruled") as ruled:
+        (stack,) = [key for key in out if re.search(r"layers\.0\..*switch_mlp\.down_proj$", key)]
+        assert np.array_equal(out[stack].dequantize("float32"), np.stack(alone))
+        assert not [key for key in out if re.search(r"experts\.\d", key)]
+        assert {key.removesuffix(".weight") for key in single} <= set(ruled)

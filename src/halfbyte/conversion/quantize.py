@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
+from ..checkpoints.views.mlx_experts import MLXExperts
 from ..errors import CheckpointError, FormatError, ShapeError
 from ..gguf_models.to_gguf import GGUFView, Replaced
 from ..gguf_models.view import ModelView, as_model
@@ -186,6 +187,9 @@ def quantize_checkpoint(
         )
     elif isinstance(model, GGUFView):
         recipe = replace(recipe, names=model.source_names())
+    elif recipe.goal.layout == "mlx" and isinstance(method, str) and not recipe.rules:
+        # Rules and calibration name the experts one by one. A GGUF that is no model keeps its names.
+        checkpoint = checkpoint if isinstance(checkpoint, GGUFCheckpoint) else MLXExperts(checkpoint)
     expert_notes = check_experts(checkpoint, recipe)
     kept = reason_kept_dense(checkpoint, recipe)
     checkpoint = rows_by_name(with_transposed_experts(checkpoint, recipe))
