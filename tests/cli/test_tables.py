@@ -158,6 +158,29 @@ def test_a_row_is_a_paragraph_at_60_columns_and_a_line_in_a_file(tables, site, c
         assert len(capsys.readouterr().out.splitlines()) == len(rows) + 2
 
 
+@pytest.mark.parametrize("width", ["40", "80", "200", None])
+def test_a_column_without_a_value_is_not_printed(width, capsys, monkeypatch):
+    if width is not None:
+        monkeypatch.setenv("COLUMNS", width)
+    columns = [Column("tensor"), Column("empty", True), Column("status"), Column("half", True)]
+    terminal.print_table(columns, [["a", "", "missing", "1"], ["b", "", "missing", ""]])
+    out = capsys.readouterr().out
+    assert "empty" not in out
+    assert {"a", "b", "missing", "1"} <= set(out.split())
+    terminal.print_table(columns, [])
+    assert "empty" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_lines_of_doctor_fit(width, capsys, monkeypatch):
+    """What is longer without a space is one word."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["doctor"]) in (0, 1)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("packages: ") for line in lines)
+    assert all(len(line) <= width or " " not in line.strip() for line in lines)
+
+
 @pytest.mark.parametrize(
     ("text", "width", "lines"),
     [

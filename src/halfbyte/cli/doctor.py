@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from .backends import records as backend_records
-from .terminal import Column, print_json, print_table
+from .terminal import Column, print_json, print_table, print_wrapped
 
 PACKAGES = (
     "numpy", "ml_dtypes", "safetensors", "gguf", "typer", "rich", "torch", "transformers", "tokenizers", "triton", "mlx",
@@ -62,11 +62,12 @@ def doctor(
         for sentence in found:
             print_json({"record": "problem", "problem": sentence})
         return int(bool(found))
-    print(f"halfbyte {system['halfbyte']}, Python {system['python']}, {system['platform']}")
-    print(f"CPU: {system['cpu']}, {system['cores']} cores; {', '.join(system['features']) or 'features unknown here'}")
-    print(f"native core: {system['native']}")
-    print(f"GPUs: {'; '.join(gpus) or 'none found by torch'}")
-    print(f"packages: {', '.join(f'{name} {v}' for name, v in installed.items())}\n")
+    print_wrapped(f"halfbyte {system['halfbyte']}, Python {system['python']}, {system['platform']}")
+    print_wrapped(f"CPU: {system['cpu']}, {system['cores']} cores; {', '.join(system['features']) or 'features unknown here'}")
+    print_wrapped(f"native core: {system['native']}")
+    print_wrapped(f"GPUs: {'; '.join(gpus) or 'none found by torch'}")
+    print_wrapped(f"packages: {', '.join(f'{name} {v}' for name, v in installed.items())}")
+    print()
     columns = (Column("backend"), Column("device"), Column("runs here"), Column("what was detected, or why not"))
     print_table(
         columns,
@@ -74,7 +75,7 @@ def doctor(
     )
     print()
     for sentence in found:
-        print(f"problem: {sentence}")
+        print_wrapped(f"problem: {sentence}")
     if not found:
         print("no known problem")
     return int(bool(found))

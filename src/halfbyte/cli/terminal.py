@@ -86,19 +86,31 @@ NARROWEST = 14
 """Columns a wrapped text column keeps; below it optional columns are left out."""
 
 
+def output_width() -> int:
+    """Columns of a line of output: the terminal's, `UNLIMITED` in a file or pipe."""
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
+    # A terminal that does not know its size says 0 columns.
+    return max(Console(file=sys.stdout).width or 80, NARROWEST) if terminal else UNLIMITED
+
+
+def print_wrapped(text: str) -> None:
+    """A sentence or list, broken at spaces where the terminal is narrower; further lines are indented."""
+    print("\n".join(textwrap.wrap(printable(text), output_width(), subsequent_indent="  ", break_on_hyphens=False)))
+
+
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Rows as a table: text wraps and then optional columns are left out, and named, where the
     terminal is narrow.
 
     Below TABLE_WIDTH columns each row is a short paragraph, with nothing left out. A file or pipe
-    gets every row on one line.
+    gets every row on one line. A column of which no row has a value is not printed.
     """
-    from rich.console import Console
-
-    terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
-    # A terminal that does not know its size says 0 columns.
-    available = max(Console(file=sys.stdout).width or 80, NARROWEST) if terminal else UNLIMITED
-    cells = [[printable(c) for c in row] for row in rows]
+    available = output_width()
+    kept = [i for i in range(len(columns)) if not rows or any(row[i] for row in rows)]
+    columns = [columns[i] for i in kept]
+    cells = [[printable(row[i]) for i in kept] for row in rows]
     content = [max((len(row[i]) for row in cells), default=0) for i in range(len(columns))]
     shown, widths = fitted(columns, content, available)
     if available < TABLE_WIDTH and (len(shown) < len(columns) or available < sum(content) + GAP * (len(content) - 1)):
