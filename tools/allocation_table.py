@@ -68,10 +68,13 @@ def main() -> None:
     arguments.add_argument("--mixes", default=",".join(m for m in MIXES if "_K" in m or m.startswith("IQ4")))
     arguments.add_argument("--method", default="rtn", choices=("rtn", "mse"))
     arguments.add_argument("--imatrix", type=Path, help="for mse")
+    arguments.add_argument("--device", default="cpu", help="where the model runs")
+    arguments.add_argument("--rows", help="only these rows, so that processes may share the work: 4.5 bits,Q4_K_M,q4_K")
     a = arguments.parse_args()
     table = Table(a)
+    wanted = a.rows.split(",") if a.rows is not None else None
     for name, codecs, estimated in table.rows():
-        if name not in table.done:
+        if name not in table.done and (wanted is None or name in wanted):
             line = table.measure(name, codecs) | {"estimated_kl": estimated}
             with a.out.open("a") as f:
                 f.write(json.dumps(line) + "\n")
@@ -88,13 +91,14 @@ class Table:
         self.checkpoint = open_checkpoint(a.model)
         self.model, tokenizer = load_model(a.model)
         dense_in_place(self.model, everywhere=True)
+        self.model.to(a.device)
         ids = tokenizer(a.text.read_text(encoding="utf-8")[: a.chunks * a.context * 8], add_special_tokens=False)["input_ids"]
         self.windows = llama_cpp(ids, a.context, tokenizer.bos_token_id, a.chunks)
         assert len(self.windows) == a.chunks, f"{a.text} has {len(self.windows)} chunks"
         self.source = layer_source(self.checkpoint, "cpu")
         self.infos = {i.key: i for i in self.checkpoint.infos() if len(i.shape) == 2}
         self.dense = {key: self._dense(key) for key in self.infos}
-        self.logits = [scored_logits(self.model, w)[0] for w in self.windows]
+        self.logits = [scored_logits(self.model, w)[0].cpu() for w in self.windows]
         self._rounded: dict[tuple[str, str], QTensor] = {}
         self._importance = None
         if a.imatrix is not None:
@@ -107,8 +111,9 @@ class Table:
     def rows(self) -> list[tuple[str, dict[str, str], float | None]]:
         """(row, codec of each weight, estimated divergence)."""
         found: list[tuple[str, dict[str, str], float | None]] = []
-        estimates = self.sensitivities()
-        for bits in map(float, self.a.bits.split(",")):
+        every = list(map(float, filter(None, self.a.bits.split(","))))
+        estimates = self.sensitivities() if every else Sensitivities()
+        for bits in every:
             least = 8 * sum(min(c.nbytes for c in u.choices) for u in estimates.units) / sum(u.weights for u in estimates.units)
             if least > bits:
                 print({"row": f"{bits} bits", "least_bits": least}, flush=True)
@@ -135,7 +140,7 @@ class Table:
             start = time.perf_counter()
             found = sensitivities(
                 self.checkpoint, "gguf", self.a.calibration, self.a.method, codecs=self.a.codecs.split(","),
-                context=self.a.context, sequences=self.a.sequences, from_packed=True,
+                context=self.a.context, sequences=self.a.sequences, device=self.a.device, from_packed=True,
             )  # fmt: skip
             print({"tokens": found.tokens, "seconds": time.perf_counter() - start}, flush=True)
             units = [[u.name, u.modules, u.weights, [[c.codec, c.nbytes, c.kl] for c in u.choices]] for u in found.units]
@@ -168,7 +173,8 @@ class Table:
             self._put(key, q.dequantize("float32"))
         kl, losses = [], []
         for window, dense in zip(self.windows, self.logits, strict=True):
-            pair = paired(dense, scored_logits(self.model, window)[0], targets_of(window, "cpu"))
+            device = self.a.device
+            pair = paired(dense.to(device), scored_logits(self.model, window)[0], targets_of(window, device))
             kl.append(float(pair.kl.mean()))
             losses.append([float(pair.model.sum()), float(pair.baseline.sum())])
         tokens = sum(len(w.tokens) - w.first for w in self.windows)
@@ -190,9 +196,9 @@ class Table:
         with torch.no_grad():
             if isinstance(module, torch.nn.Embedding):
                 old, was = module.weight, torch.from_numpy(self.dense[key])
-                scale = float(old.norm() / was.norm()) if not hasattr(self, "scale") else self.scale
+                scale = float(old.norm().cpu() / was.norm()) if not hasattr(self, "scale") else self.scale
                 self.scale = scale
-                old.copy_(new * scale)
+                old.copy_(new * scale)  # Gemma's table is scaled where it is read
                 head = self.model.get_output_embeddings()
                 if "output" not in self.infos and "output.weight" not in self.infos:
                     head.weight.copy_(new)

@@ -39,6 +39,7 @@ from halfbyte.evaluation import llama_cpp
 from halfbyte.evaluation.compare import paired
 from halfbyte.evaluation.perplexity import Perplexity, scored_logits, targets_of
 from halfbyte.quantizers import mse
+from halfbyte.tensor.concat import take_rows
 from halfbyte.torch.modules import QEmbedding, QLinear
 from halfbyte.transformers import load_model
 from torch import nn
@@ -154,7 +155,13 @@ class Table:
         self.dense = deepcopy(self.model)
         self.norms = {n: p.detach().clone() for n, p in self.model.named_parameters() if "norm" in n}
         with open_checkpoint(path) as checkpoint:
-            self.path_of = {key: slot.path for key, slot in layer_source(checkpoint, "cpu").slots.items()}
+            self.source = layer_source(checkpoint, "cpu")
+        self.path_of = {key: slot.path for key, slot in self.source.slots.items()}
+
+    def in_model_order(self, key: str, q: QTensor) -> QTensor:
+        """Rows of a GGUF's query and key may lie in another order than the model's."""
+        order = self.source.rows(key, q.shape[0])
+        return q if order is None else take_rows(q, order)
 
     def put(self, name: str, value: Any) -> None:
         """Another value of a parameter, written in place: a norm that is computed in one call looks
@@ -224,7 +231,8 @@ class Table:
                     context=self.context, sequences=self.sequences, act_order="act-order" in options, device=self.walk,
                     learning=learning, from_packed=True,
                 )  # fmt: skip
-            weights, replaced = {self.path_of[m]: q for m, q in found.weights.items()}, found.replaced
+            weights = {self.path_of[key]: self.in_model_order(key, q) for key, q in found.weights.items()}
+            replaced = found.replaced
         return weights, replaced, time.process_time() - start
 
 

@@ -273,10 +273,10 @@ class _Calibration:
         arguments: tuple[Any, dict[str, Any]],
         done: Callable[[], None] | None = None,
     ) -> list[Tensor]:
-        """The layer's outputs for each sequence; learned, which trains on as many, runs `BATCH` of
-        them at once.
+        """The layer's outputs for each sequence: `BATCH` of them at once where launches cost most,
+        on a GPU, and for learned, which trains on as many.
         """
-        at_once = 1 if self._learning is None else BATCH
+        at_once = BATCH if self._learning is not None or (hidden and hidden[0].is_cuda) else 1
         out: list[Tensor] = []
         for i in range(0, len(hidden), at_once):
             out += run_layer(layer, torch.cat(hidden[i : i + at_once]), arguments).split(1)
