@@ -95,6 +95,8 @@ class Language:
     """`gl` on NumPy."""
 
     def __init__(self) -> None:
+        self.lanes: tuple[int, ...] = (8, 2, 2, 1, 1, 1, 1, 1)
+        """Where lanes lie in a tensor that ends so: wgmma's operands [R, W, g, t / 2, t mod 2, …]."""
         self.program = (0, 0)
         self.grid = (1, 1)
         for name, dtype in DTYPES.items():
@@ -198,11 +200,10 @@ class Language:
         assert not live.any() or 0 <= at[live].min() <= at[live].max() < p.base.size, "a store outside its tensor"
         p.base[at[live]] = v[live]
 
-    @staticmethod
-    def inline_asm_elementwise(asm: Any, constraints: str, args: list[T], dtype: Any, is_pure: bool, pack: int) -> Any:
+    def inline_asm_elementwise(self, asm: Any, constraints: str, args: list[T], dtype: Any, is_pure: bool, pack: int) -> Any:
         text = getattr(asm, "value", asm)
-        if "%laneid" in text:  # lanes 4 g + t of operands [R, W, g, t / 2, t mod 2, …]
-            return T(np.arange(32, dtype=np.int32).reshape(8, 2, 2, 1, 1, 1, 1, 1))
+        if "%laneid" in text:
+            return T(np.arange(32, dtype=np.int32).reshape(self.lanes))
         return assembly(text, args, dtype) if pack == 1 else packed_assembly(text, args, dtype, pack)
 
 
@@ -227,7 +228,8 @@ def assembly(asm: str, args: list[T], dtype: Any) -> Any:
     if asm.startswith("mma.sync"):
         return tuple(T(d) for d in _mma([_bits(t.a) for t in args], ".f16.f16." in asm))
     given = np.broadcast_arrays(*(t.a for t in args))
-    env = ptx.run(asm, {f"${count + i}": _bits(a) for i, a in enumerate(given)})
+    each = given[0].shape[3] if given[0].ndim == 4 else 1  # [input warps, row warps, 32, row tiles]
+    env = ptx.run(asm, {f"${count + i}": _bits(a) for i, a in enumerate(given)}, each)
     out = tuple(T(np.ascontiguousarray(env[f"${i}"]).astype(np.uint32).view(d)) for i, d in enumerate(dtypes))
     return out if isinstance(dtype, tuple) else out[0]
 
@@ -287,6 +289,7 @@ class Kernel(Source):
 
     def __init__(self) -> None:
         super().__init__(operands, accumulate, epilogue, kernel)
+        self.gl.lanes = (32, 1)  # [input warps, row warps, 32, row tiles]
         self.run = self.function("fragment_kernel")
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:

@@ -40,7 +40,7 @@ def relative_error(word, n, k, m, tile, dtype="float16"):
     fmt = format_named(word)
     q = QTensor(fmt, (n, k), random_parts(fmt, (n, k), np.random.default_rng(1)))
     x = torch.from_numpy(np.random.default_rng(5).standard_normal((m, k)).astype(np.float32)).to(getattr(torch, dtype))
-    y = launch.fragments(x, to_device(q, "cpu"), None, FragmentTile(*tile), dtype=torch.float32)
+    y = launch.fragments(x, to_device(q, "cpu", lanes=True), None, FragmentTile(*tile), dtype=torch.float32)
     x64, w64 = x.double().numpy(), q.dequantize("float64")
     return float((np.abs(y.double().numpy() - x64 @ w64.T) / (np.abs(x64) @ np.abs(w64.T))).max())
 
@@ -76,6 +76,21 @@ def test_shared_registers_of_x_and_every_time_of_asking(kernel, word, dtype):
     """
     for k, tile in EARLY_AND_LATE:
         assert relative_error(word, 104, k, 1, tile, dtype) <= 1e-6
+
+
+LANES = ["q6_K", "q5_K", "q3_K", "q2_K", "iq4_xs", "iq4_nl", "int3:g64", "uint3:g128", "q5_0", "q5_1", "uint6:g64", "affine1:g64",
+         "mxfp6_e2m3", "mxfp6_e3m2"]  # fmt: skip
+OF_LANES = (
+    (1, 4096, (1, 1, 16, 1, 4, 1)), (2, 1792, (1, 1, 4, 1, 4, 1, 2)), (4, 1792, (2, 1, 2, 1, 2, 0, 0)),
+    (9, 2048, (2, 2, 4, 2, 2, 1)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("word", LANES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_planes_in_lane_order_multiply_as_float64_does(kernel, word, dtype):
+    for m, k, tile in OF_LANES:
+        assert relative_error(word, 72, k, m, tile, dtype) <= 1e-6, (m, k, tile)
 
 
 def test_a_wrong_register_of_x_is_seen(kernel, monkeypatch):

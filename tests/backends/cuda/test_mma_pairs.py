@@ -22,7 +22,7 @@ def held(group: int, step: int, share: int, column: int, t: int) -> list[int | N
     for v in range(step // 2):
         for half in (0, 1):
             for word in range(4):
-                at, far, which = x_index.fn(column, t, word, half, group, group // 16)
+                at, far, which = x_index.fn(column, t, word, half, group, group // 16, False)
                 mine = (which + v * 64 // group) % (share // 2) == column // 2
                 out.append((x_unit(v, group, group // 16) + far) * 32 + at if mine else None)
     return out

@@ -333,24 +333,68 @@ def _rotated(y: str, word: str, at: str, bits: int, place: int) -> str:
     return f"{at} sub.u32 t, t, {place}; shf.r.wrap.b32 t, {word}, {word}, t; lop3.b32 {y}, t, {mask:#010x}, {y}, 0xea; "
 
 
-def joined_planes(bits: int, magic: str) -> str:
-    """A pair's code, from its planes, over the bits of `magic`: y0 of row g, y1 of row g + 8."""
+def joined_planes(bits: int, magic: str, c: int | None = None) -> str:
+    """A pair's code, from its planes, over the bits of `magic`: y0 of row g, y1 of row g + 8; of
+    pair c of a lane, or of the one that p0 names.
+    """
     low, *rest = PLANE_WIDTHS[bits]
+    nibble = "shl.b32 t, p0, 2; and.b32 t, t, 12;" if c is None else f"mov.b32 t, {4 * (c % 4)};"
+    pair = "shl.b32 t, p0, 1;" if c is None else f"mov.b32 t, {2 * c};"
     code = f"mov.b32 k, {magic}; "
     for h in (0, 1):
-        y, bit = f"y{h}", f"add.u32 t, p0, {8 * h};"
+        y, bit = f"y{h}", f"add.u32 t, p0, {8 * h};" if c is None else f"mov.b32 t, {8 * h + c};"
         if low == 1:
             code += f"mov.b32 {y}, k; " + _rotated(y, "w0", bit, 1, 0)
         else:
-            at = "shl.b32 t, p0, 2; and.b32 t, t, 12;" if low == 4 else "shl.b32 t, p0, 1;"
+            at = nibble if low == 4 else pair
             code += f"{at} shr.u32 t, w{h}, t; lop3.b32 {y}, t, {((1 << low) - 1) * 0x10001:#010x}, k, 0xea; "
         if rest:
-            code += _rotated(y, *(("v0", bit) if rest[0] == 1 else (f"v{h}", "shl.b32 t, p0, 1;")), rest[0], low)
+            code += _rotated(y, *(("v0", bit) if rest[0] == 1 else (f"v{h}", pair)), rest[0], low)
     return code
 
 
 PLANE_WIDTHS = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2)}
 """Bit planes of what lies in lane order, low bits first (order.PLANES)."""
+
+
+FIELDS_OF_6_BITS = {"e2m3": (7, "0x0f800f80", 14), "e3m2": (8, "0x1f001f00", 12)}
+"""Floats of 6 bits as fields of float16: places up, mask of exponent and mantissa, and the power of
+two that the result lacks.
+"""
+
+
+def lane_operand(bits: int, element: str, output: str, block: int) -> Decoder:
+    """`OPERANDS` of lane order: the planes of a lane's unit to the four registers of a block of 16
+    inputs, its pairs 2 · block and the next. w1 and v1 are of rows g + 8; e0 is the lane's entry of
+    a table, in both halves.
+    """
+    codes, low = "", 2.0**-24  # q alone in the low bits of a float16 is the subnormal q · 2^-24
+    for i in (0, 1):
+        one, c = "", 2 * block + i
+        if element in TABLE_ELEMENTS:
+            low = 1.0
+            for h in (0, 1):
+                one += (
+                    f"shr.u32 t, w{h}, {4 * (c % 4)}; shfl.sync.idx.b32 m, e0, t, 31, 0xffffffff; shr.u32 t, t, 16;"
+                    f" shfl.sync.idx.b32 n, e0, t, 31, 0xffffffff; prmt.b32 y{h}, m, n, 0x5410; "
+                )
+        elif element in FIELDS_OF_6_BITS:
+            up, mask, power = FIELDS_OF_6_BITS[element]
+            one, low = joined_planes(6, "0", c), 2.0**-power
+            if output == BFLOAT16:  # three places lower, and finished: sums of 2^-126 would be subnormal
+                up, mask, low = up - 3, f"{int(mask, 0) >> 3:#010x}", 1.0
+            one += _rows(f"shl.b32 t, y#, {up}; and.b32 t, t, {mask}; shl.b32 y#, y#, 10; lop3.b32 y#, y#, 0x80008000, t, 0xea; ")
+            if output == BFLOAT16:
+                k = (127 + 112 + power) << 7
+                one += f"mov.b32 k, {k * 0x10001:#010x}; mov.b32 z, 0x80008000; " + _rows("fma.rn.bf16x2 y#, y#, k, z; ")
+        elif output == SCALABLE:
+            one = joined_planes(bits, "0", c)
+        else:
+            low, off = 1.0, 1 << bits - 1 if element == "int" else 0
+            one = joined_planes(bits, "0x43004300", c) + f"mov.b32 k, 0x3f803f80; mov.b32 z, {0xC300C300 + off * 0x10001:#010x}; "
+            one += _rows("fma.rn.bf16x2 y#, y#, k, z; ")
+        codes += one.replace("y1", "y3").replace("y0", "y2") if i else one
+    return Decoder("{ .reg .b32 t, k, z, m, n; " + codes + "}", low, low)
 
 
 def _lanes() -> dict[tuple[int, str, str], PairDecoder]:
@@ -368,7 +412,8 @@ def _lanes() -> dict[tuple[int, str, str], PairDecoder]:
                 joined_planes(bits, "0x43004300"), _bfloat_constant(offset, ("c", "c"), results),
                 "" if off else _bfloat_constant(offset, ("z0", "z1"), results),
             )  # fmt: skip
-    for element, up, mask, power in (("e2m3", 7, "0x0f800f80", "0x74007400"), ("e3m2", 8, "0x1f001f00", "0x6c006c00")):
+    for element, (up, mask, lacks) in FIELDS_OF_6_BITS.items():
+        power = f"{(15 + lacks << 10) * 0x10001:#010x}"
         fields = f"shl.b32 t, y#, {up}; and.b32 t, t, {mask}; shl.b32 y#, y#, 10; lop3.b32 y#, y#, 0x80008000, t, 0xea; "
         out[6, element, FLOAT32] = PairDecoder(
             joined_planes(6, "0") + _rows(fields) + f"mov.b32 k, {power}; " + _rows("mul.rn.f16x2 y#, y#, k; ")

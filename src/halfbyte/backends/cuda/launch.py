@@ -11,7 +11,7 @@ import torch
 
 from . import device as gpu
 from .decode import BF16_PAIR, E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, F16_PAIR, SCALES, TABLE
-from .decoders import FRAGMENTS, PLANES, WORDS, assembly
+from .decoders import FRAGMENTS, PLANE_WIDTHS, PLANES, WORDS, assembly
 from .lookups import LANES
 from .mma.kernel import fragment_kernel
 from .mma.plan import Factors, Plan, TokenBlocks, make_plan
@@ -249,7 +249,7 @@ def family_of(w: CudaWeight) -> str:
     """Weights that share tiles: `wide` of 8 bits, `e2m1`, in groups of 16 `fine`, `int` without
     zero points, `affine` with them, `biased`.
     """
-    if w.format.bits == 8:
+    if w.format.bits == 8 or (w.lanes and w.format.bits > 4):
         return "wide"
     if w.format.element == "e2m1":
         return "fine" if group_elements(w) == 16 else "e2m1"
@@ -279,7 +279,7 @@ def fragments(
     if tile is None and routing is None:
         of_bias = None if bias is None else (bias.dtype, bias.data_ptr() % 16)
         # The addresses tell whether a weight's tensors were replaced.
-        key = (m, x.stride(0), x.dtype, y.dtype, of_bias, gate, w.planes[w.format.bits].data_ptr(), w.scales.data_ptr())
+        key = (m, x.stride(0), x.dtype, y.dtype, of_bias, gate, *_addresses(w))
         again = w.launches.get(key)
         if again is not None:
             with gpu.use(x.device):
@@ -315,7 +315,7 @@ def _fragment_plan(
     """
     group = group_elements(w)
     step, groups, columns = steps(group, w.fragments, m, tile)
-    finished = columns == 8 and w.format.bits == 4 and _finishes(w, half, tile.scaled)
+    finished = columns == 8 and w.format.bits == 4 and not w.lanes and _finishes(w, half, tile.scaled)
     s, addend, scale, unit = w.scales, w.addend, SCALES[w.format.scale], 1.0
     if w.plain_scales:
         s, scale = s.view(torch.int16), E4M3_NORMAL.value
@@ -326,13 +326,17 @@ def _fragment_plan(
     if s.dtype in PAIRS and (addend is None or addend.element_size() == 2):
         s, scale, addend = s.view(torch.int32), PAIRS[s.dtype], None if addend is None else addend.view(torch.int32)
     rest = (s if t is None else t for t in (w.super_scales, addend, w.super_mins, w.global_scale))
-    weight = (w.planes[w.format.bits], s, *rest)
+    widths = PLANE_WIDTHS[w.format.bits] if w.lanes else (w.format.bits,)
+    table = s if w.table is None else w.table
+    weight = (w.planes[widths[0]], w.planes[widths[-1]], table, s, *rest)
     plan = make_plan(
         units=w.fragments, groups=scale_groups(w), group=group, kind=ELEMENTS[w.format.element], bits=w.format.bits, scale=scale,
         addend=addend_kind(w), per_super=super_per(w), global_op=GLOBAL_OPS[w.format.global_op],
         divide=w.format.divisor != 1.0, has_bias=has_bias, half=half, row_tiles=tile.rows, columns=tile.columns,
         input_warps=tile.input_warps, row_warps=tile.row_warps, step=step, set=groups, tokens=columns, ahead=tile.ahead,
         scaled=finished, routed=routed, gate=gate, fp8=gpu.converts_fp8(w.device), pdl=gpu.supports_pdl(w.device),
+        plane=widths[0] if w.lanes else 0, more=widths[1] if len(widths) == 2 else 0,
+        element=w.format.element if w.lanes else "",
     )  # fmt: skip
     return plan, weight, unit
 

@@ -256,16 +256,18 @@ def x_register(block, pair):
 
 
 @gluon.jit
-def x_index(column, t, word, half, GROUP: gl.constexpr, PAIR: gl.constexpr):
+def x_index(column, t, word, half, GROUP: gl.constexpr, PAIR: gl.constexpr, LANES: gl.constexpr):
     """Of a lane's 4 words and 2 halves a unit: where in x (in pairs of inputs), how many units
     further on, and the group within the unit (the pair of groups within two units).
 
     Words 2 b and 2 b + 1 of a half meet block b: pairs 2 t and 2 t + 1 of its eight for groups of
-    16, else pairs 4 t to 4 t + 3 of sixteen serve two blocks. Where groups share x, a lane reads
-    what its own column has, from two units.
+    16, else pairs 4 t to 4 t + 3 of sixteen serve two blocks; in lane order pairs t and t + 4.
+    Where groups share x, a lane reads what its own column has, from two units.
     """
     own = column % 2
-    if PAIR == 0:
+    if LANES:
+        return t + half * 16 + (word // 2) * 8 + word % 2 * 4, half * 0, half * 2 + word // 2
+    elif PAIR == 0:
         if GROUP == 16:
             return t * 2 + half * 16 + (word // 2) * 8 + word % 2, half * 0, half * 2 + word // 2
         else:

@@ -55,18 +55,20 @@ from .accumulate import (
     x_register,
 )
 from .epilogue import biases, output_rows, store
-from .operands import axis, decode_bytes, decode_scaled, decode_word, pieces
+from .operands import axis, decode_bytes, decode_lanes, decode_scaled, decode_word, own_words, pieces, table_entry
 from .plan import Fetched, Span, Weight
 
 
 class WeightIndex(NamedTuple):
-    """Indices of a lane's words (`w_`) and scales (`s_`), and masks (`_live`). `w_far` differs
+    """Indices of a lane's words (`w_`, of a second plane `v_`) and scales (`s_`), and masks (`_live`). `w_far` differs
     between lanes, `w_near` between the registers of a lane only; an address is the sum of both.
     """
 
     w_far: Any
     w_near: Any
     w_live: Any
+    v_far: Any
+    v_near: Any
     w_unit: Any
     w_tile: Any
     s_unit: Any
@@ -91,29 +93,41 @@ class InputIndex(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The B operands of a step, two registers a block of 16 inputs, and Σ x of each accumulator;
-    the operands again where P.sums is not set.
+    """The B operands of a step, two registers a block of 16 inputs, Σ x of each accumulator (the
+    operands again where P.sums is not set), and the lane's entry of a table, if there is one.
     """
 
     x: Any
     sums: Any
+    entry: Any
+
+
+@gluon.jit
+def word_index(W: gl.constexpr, QUADS: gl.constexpr, WIDTH: gl.constexpr, P: gl.constexpr):
+    """Of words [input warps, row warps, 32, row tiles, step · QUADS, WIDTH]: far, near, live, unit
+    and tile.
+    """
+    w_tile = axis(1, P.row_warps, W, 6) * P.row_tiles + axis(3, P.row_tiles, W, 6)
+    w_unit = axis(0, P.input_warps, W, 6) * P.warp_units + axis(4, P.step * QUADS, W, 6) // QUADS
+    w_far = axis(1, P.row_warps, W, 6) * P.row_tiles * P.units + axis(0, P.input_warps, W, 6) * P.warp_units
+    w_far = w_far * (32 * WIDTH * QUADS) + axis(2, 32, W, 6) * WIDTH
+    w_near = axis(3, P.row_tiles, W, 6) * P.units * QUADS + axis(4, P.step * QUADS, W, 6)
+    w_near = w_near * (32 * WIDTH) + axis(5, WIDTH, W, 6)
+    # The first term is always true: it gives the mask an axis of lanes.
+    w_live = (axis(2, 32, W, 6) < 32) & (w_unit < P.units)
+    return w_far, w_near, w_live, w_unit, w_tile
 
 
 @gluon.jit
 def weight_index(P: gl.constexpr):
-    """Of words [input warps, row warps, 32, row tiles, step · quads, 4], and of scales [input
+    """Of words (`word_index`), and of scales [input
     warps, row warps, 32, row tiles, groups of a step · parities of a column, rows g and g + 8], the
     last axis missing where P.paired.
     """
-    W: gl.constexpr = P.w_layout
-    w_tile = axis(1, P.row_warps, W, 6) * P.row_tiles + axis(3, P.row_tiles, W, 6)
-    w_unit = axis(0, P.input_warps, W, 6) * P.warp_units + axis(4, P.step * P.quads, W, 6) // P.quads
-    w_far = axis(1, P.row_warps, W, 6) * P.row_tiles * P.units + axis(0, P.input_warps, W, 6) * P.warp_units
-    w_far = w_far * (128 * P.quads) + axis(2, 32, W, 6) * 4
-    w_near = axis(3, P.row_tiles, W, 6) * P.units * P.quads + axis(4, P.step * P.quads, W, 6)
-    w_near = w_near * 128 + axis(5, 4, W, 6)
-    # The first term is always true: it gives the mask an axis of lanes.
-    w_live = (axis(2, 32, W, 6) < 32) & (w_unit < P.units)
+    w_far, w_near, w_live, w_unit, w_tile = word_index(P.w_layout, P.quads, P.width, P)
+    v_far, v_near = w_far, w_near
+    if P.more:
+        v_far, v_near, _, _, _ = word_index(P.v_layout, 1, P.more, P)
     S: gl.constexpr = gl.SliceLayout(5, P.s_layout) if P.paired else P.s_layout
     RANK: gl.constexpr = 5 if P.paired else 6
     s_down = axis(4, P.flushes * P.parities, S, 5) * 0 if P.paired else axis(5, 2, S, 6)
@@ -124,7 +138,9 @@ def weight_index(P: gl.constexpr):
     s_unit = axis(0, P.input_warps, S, RANK) * P.warp_units
     s_tile = axis(1, P.row_warps, S, RANK) * P.row_tiles + axis(3, P.row_tiles, S, RANK)
     s_live = s_slot + s_set % P.parities < P.set
-    return WeightIndex(w_far, w_near, w_live, w_unit, w_tile, s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live)
+    return WeightIndex(
+        w_far, w_near, w_live, v_far, v_near, w_unit, w_tile, s_unit, s_slot, s_group, s_tile, s_lane, s_down, s_live
+    )
 
 
 @gluon.jit
@@ -133,7 +149,7 @@ def input_index(x, blocks, span, ldx, P: gl.constexpr):
     L: gl.constexpr = P.x_layout
     column = axis(2, 32, L, 6) // 4
     token = span.first_token + axis(3, P.columns, L, 6) * 8 + column % P.tokens
-    at, far, group = x_index(column, axis(2, 32, L, 6) % 4, axis(4, 4, L, 6), axis(5, 2, L, 6), P.group, P.pair)
+    at, far, group = x_index(column, axis(2, 32, L, 6) % 4, axis(4, 4, L, 6), axis(5, 2, L, 6), P.group, P.pair, P.plane > 0)
     unit = axis(0, P.input_warps, L, 6) * P.warp_units + far
     row = token
     if P.routed:
@@ -150,20 +166,33 @@ def fetch(weight, at, tile, base, end, top, P: gl.constexpr):
     live = at.w_live & (at.w_tile + tile < end)
     if not P.exact:
         live = live & (at.w_unit + base < P.units)
-    far = (tile.to(gl.int64) * P.units + base) * (128 * P.quads)
-    words = gl.load(weight.words + far + at.w_far + at.w_near, mask=live, other=0)
+    far = tile.to(gl.int64) * P.units + base
+    words = gl.load(weight.words + far * (32 * P.width * P.quads) + at.w_far + at.w_near, mask=live, other=0)
+    more = words
+    if P.more:
+        more = fetch_more(weight, at, far, tile, base, end, P)
     scales, supers, addends, lows = stored(weight, at, tile, end, at.s_unit + base, top, P)
-    return Fetched(words, scales, supers, addends, lows)
+    return Fetched(words, more, scales, supers, addends, lows)
 
 
 @gluon.jit
-def load_inputs(at, base, zeros, P: gl.constexpr):
+def fetch_more(weight, at, far, tile, base, end, P: gl.constexpr):
+    """Words of the second plane of a step."""
+    _, _, live, unit, row = word_index(P.v_layout, 1, P.more, P)
+    live = live & (row + tile < end)
+    if not P.exact:
+        live = live & (unit + base < P.units)
+    return gl.load(weight.more + far * (32 * P.more) + at.v_far + at.v_near, mask=live, other=0)
+
+
+@gluon.jit
+def load_inputs(at, base, zeros, entry, P: gl.constexpr):
     """The activations of a step, and Σ x where the format needs it."""
     x = activations(at, base, P)
     if P.sums:
-        return Inputs(x, sums_of_x(x, zeros, P))
+        return Inputs(x, sums_of_x(x, zeros, P), entry)
     else:
-        return Inputs(x, x)
+        return Inputs(x, x, entry)
 
 
 @gluon.jit
@@ -204,8 +233,11 @@ def multiply_codes(step, inputs, y, zeros, P: gl.constexpr):
     """
     ZERO: gl.constexpr = 2.0 ** (P.bits - 1)  # the implicit zero of `int` codes
     HIGH: gl.constexpr = P.unit_high / P.unit_low
-    N: gl.constexpr = P.step * P.bits  # words a lane
+    N: gl.constexpr = P.step * (P.plane if P.plane else P.bits)  # words a lane
     x = inputs.x
+    more = ()
+    if P.more:
+        more = pieces(gl.reshape(step.more, step.more.shape[:4] + [P.step * P.more]), P.step * P.more)
     words = pieces(gl.reshape(step.words, step.words.shape[:4] + [N]), N)
     scale, addend = terms(step, P)
     t0 = zeros
@@ -221,7 +253,9 @@ def multiply_codes(step, inputs, y, zeros, P: gl.constexpr):
                      initial_sum(t0, zeros, ZERO * HIGH, P.offset), initial_sum(t1, zeros, ZERO * HIGH, P.offset))  # fmt: skip
             if P.pair:
                 d = (zeros, c[1], zeros, c[3])
-        if P.bits == 8:
+        if P.plane:
+            a = decode_lanes(own_words(words, i, P.plane, P) + own_words(more, i, P.more, P) + inputs.entry, i % 4, P)
+        elif P.bits == 8:
             a = decode_bytes(words[2 * i], P.decoder) + decode_bytes(words[2 * i + 1], P.decoder)
         else:
             a = decode_word(words[i], P.decoder)
@@ -248,11 +282,12 @@ def walk(y, x, weight, blocks, span, n, ldx, factors, top, P: gl.constexpr, WAIT
     zeros = gl.zeros([P.input_warps, P.row_warps, 32, P.row_tiles, P.columns], gl.float32, layout=P.layout)
     zero_sum = gl.zeros([P.input_warps, P.row_warps, 32, 1, P.columns], gl.float32, layout=P.layout)
     factor = gl.load(weight.global_scale) if P.global_op else factors.unit
+    entry = table_entry(weight.table, P)
     if WAIT:
         gdc_wait()
     rows, keep = output_rows(y, blocks, span, n, P)
     if P.steps == 1:  # the inputs of a warp, and their sums, stay in its registers
-        inputs = load_inputs(x_at, 0, zero_sum, P)
+        inputs = load_inputs(x_at, 0, zero_sum, entry, P)
     u0 = factors.unit * (1.0 / P.unit_low)
     u1 = factors.unit * (1.0 / P.unit_high)
     for tile in range(span.first, span.end, span.stride * P.unroll):
@@ -264,14 +299,14 @@ def walk(y, x, weight, blocks, span, n, ldx, factors, top, P: gl.constexpr, WAIT
                     weight, at, tile + (step + 1) // P.steps * span.stride, (step + 1) % P.steps * P.step, span.end, top, P
                 )
             if P.steps > 1:
-                inputs = load_inputs(x_at, step * P.step, zero_sum, P)
+                inputs = load_inputs(x_at, step * P.step, zero_sum, entry, P)
             acc = multiply(now, inputs, acc, zeros, top, P)
             if P.ahead != 1:
                 then = step + P.buffers
                 later = fetch(weight, at, tile + then // P.steps * span.stride, then % P.steps * P.step, span.end, top, P)
             now = later
             if (P.ahead == 2) and (P.steps > 1):  # the other buffer
-                inputs = load_inputs(x_at, (step + 1) * P.step, zero_sum, P)
+                inputs = load_inputs(x_at, (step + 1) * P.step, zero_sum, entry, P)
                 acc = multiply(second, inputs, acc, zeros, top, P)
                 then = step + 3
                 second = fetch(weight, at, tile + then // P.steps * span.stride, then % P.steps * P.step, span.end, top, P)
@@ -290,8 +325,10 @@ def weight_of(weight, expert, n, tiles, P: gl.constexpr):
     """The matrix of one expert in a stack."""
     scales = expert * tiles * (P.groups * 8 if P.paired else P.groups * 16)
     supers = expert * tiles * (P.groups // P.per_super * 16)
+    units = expert * tiles * (P.units * 32)
     return Weight(
-        weight.bias + expert * n, weight.words + expert * tiles * (P.units * 32 * P.bits), weight.scales + scales,
+        weight.bias + expert * n, weight.words + units * (P.plane if P.plane else P.bits), weight.more + units * P.more,
+        weight.table, weight.scales + scales,
         weight.super_scales + supers, weight.addends + scales, weight.super_minimums + supers, weight.global_scale + expert,
     )  # fmt: skip
 

@@ -43,6 +43,62 @@ def decode_word(w, DECODER: gl.constexpr):
     )
 
 
+@gluon.constexpr_function
+def _lane_decoder(plan, block):
+    """Assembly of a block of a unit in lane order."""
+    return plan.lane_decoders[block]
+
+
+@gluon.constexpr_function
+def _lane_constraints(plan):
+    return plan.inputs
+
+
+@gluon.jit
+def own_words(words, BLOCK: gl.constexpr, WIDTH: gl.constexpr, P: gl.constexpr):
+    """The words of a plane in lane order that block BLOCK of a step is in: of rows g and g + 8, or
+    one of both.
+    """
+    L: gl.constexpr = gl.SliceLayout(4, P.layout)
+    UNIT: gl.constexpr = BLOCK // 4 * WIDTH
+    FIRST: gl.constexpr = UNIT + (BLOCK % 4 // 2 if WIDTH == 4 else 0)
+    if WIDTH > 1:
+        return (gl.convert_layout(words[FIRST], L), gl.convert_layout(words[FIRST + WIDTH // 2], L))
+    elif WIDTH == 1:
+        return (gl.convert_layout(words[FIRST], L),)
+    else:
+        return ()
+
+
+@gluon.jit
+def decode_lanes(words, BLOCK: gl.constexpr, P: gl.constexpr):
+    """A lane's words of block BLOCK of a unit to the four registers of the A operand."""
+    asm: gl.constexpr = _lane_decoder(P, BLOCK)
+    constraints: gl.constexpr = _lane_constraints(P)
+    return gl.inline_asm_elementwise(
+        asm, constraints, words, dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
+    )  # fmt: skip
+
+
+@gluon.jit
+def table_entry(table, P: gl.constexpr):
+    """The lane's entry of a table as x's type in both halves, in a tuple; () without a table."""
+    if P.element == "iq4_nl":
+        lane = gl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r", [], dtype=gl.int32, is_pure=True, pack=1)
+        v = gl.load(table + (lane & 15))
+        if P.half:
+            return (twice_f16(v),)
+        else:
+            return (_twice_bf16(v),)
+    else:
+        return ()
+
+
+@gluon.jit
+def _twice_bf16(v):
+    return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $1, $1;", "=r,r", [v], dtype=gl.int32, is_pure=True, pack=1)
+
+
 @gluon.jit
 def twice_f16(v):
     """A float32 as float16 in both halves of a register."""

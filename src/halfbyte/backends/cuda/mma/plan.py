@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from triton.experimental.gluon import language as gl
 
 from ..decode import BF16_PAIR, E2M1, E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, F16_PAIR, INT
-from ..decoders import BFLOAT16, FLOAT16, OPERANDS, SCALABLE, SCALED_BFLOAT16, WITHOUT_E4M3, Decoder, assembly
+from ..decoders import BFLOAT16, FLOAT16, OPERANDS, SCALABLE, SCALED_BFLOAT16, WITHOUT_E4M3, Decoder, assembly, lane_operand
 from ..portable.decode_tile import NONE
 from ..tuning.mma_tiles import warp_units
 
@@ -33,6 +33,8 @@ class Weight(NamedTuple):
 
     bias: Any
     words: Any
+    more: Any
+    table: Any
     scales: Any
     super_scales: Any
     addends: Any
@@ -74,11 +76,12 @@ class Span(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """What memory holds of one step, per lane: words, scales, super scales, addends, super
-    minimums.
+    """What memory holds of one step, per lane: words, those of a second plane, scales, super
+    scales, addends, super minimums.
     """
 
     words: Any
+    more: Any
     scales: Any
     supers: Any
     addends: Any
@@ -91,6 +94,8 @@ class Plan(NamedTuple):
 
     units, groups       units of 64 inputs and scale groups in a row          group    inputs of a group: 16, 32 or whole 64s
     kind, bits, scale, addend    element, width of a code, kinds of scale and addend (decode.py)
+    plane, more, element    widths of the bit planes in lane order and the element's name; 0, 0, ""
+                        in fragment order
     per_super           groups that share a super scale
     global_op, divide   the tensor's factor: 0 none, 1 multiplies, 2 divides; whether the format's
                         divisor applies
@@ -134,6 +139,9 @@ class Plan(NamedTuple):
     gate: int
     fp8: bool
     pdl: bool
+    plane: int = 0
+    more: int = 0
+    element: str = ""
     # Derived.
     warp_units: int = 0
     """Units of a warp."""
@@ -144,7 +152,13 @@ class Plan(NamedTuple):
     full: bool = False
     """No group lies past the end."""
     quads: int = 0
-    """Blocks of 128 words in a unit of a tile."""
+    """Blocks of words in a unit of a tile."""
+    width: int = 4
+    """Words of a lane that lie side by side."""
+    lane_decoders: Any = ()
+    """Assembly of each block of a unit, in lane order."""
+    inputs: str = ""
+    """Constraints of its inputs."""
     offset: bool = False
     """`int` codes are decoded unsigned; their implicit zero is taken from the sums through Σ x."""
     sums: bool = False
@@ -174,7 +188,9 @@ class Plan(NamedTuple):
     layout: Any = None
     """Accumulators [input_warps, row_warps, 32, row_tiles, columns]."""
     w_layout: Any = None
-    """Words [input_warps, row_warps, 32, row_tiles, step · quads, 4]."""
+    """Words [input_warps, row_warps, 32, row_tiles, step · quads, width]."""
+    v_layout: Any = None
+    """Words of a second plane [input_warps, row_warps, 32, row_tiles, step, more]."""
     s_layout: Any = None
     """Scales [input_warps, row_warps, 32, row_tiles, groups of a step and column, rows g and g +
     8].
@@ -188,7 +204,8 @@ class Plan(NamedTuple):
         """
         return self._replace(
             layout=self._layout(self.row_tiles, self.columns),
-            w_layout=self._layout(self.row_tiles, self.step * self.quads, 4),
+            w_layout=self._layout(self.row_tiles, self.step * self.quads, self.width),
+            v_layout=self._layout(self.row_tiles, self.step, max(1, self.more)),
             s_layout=self._layout(self.row_tiles, self.flushes * self.parities, 2),
             x_layout=self._layout(self.columns, 4, 2, order=[4, 5, 3, 2, 1, 0]),
         )
@@ -216,8 +233,19 @@ def decoder_of(p: Plan, offset: bool, raw: bool) -> Decoder:
         output = SCALED_BFLOAT16 if not p.half else SCALABLE if raw else FLOAT16
     else:
         output = SCALABLE if p.half else BFLOAT16
+    if p.plane:
+        return lane_operand(p.bits, p.element, output, 0)
     key = p.bits, "uint" if offset else ELEMENT_NAMES[p.kind], output
     return (OPERANDS if p.fp8 else OPERANDS | WITHOUT_E4M3)[key]
+
+
+def lane_inputs(p: Plan) -> tuple[str, ...]:
+    """Inputs of `decoders.lane_operand`: a word of both rows, or of each, of each plane, and the
+    lane's entry of a table.
+    """
+    own = {0: (), 1: ("0",), 2: ("0", "1"), 4: ("0", "1")}
+    table = ("e0",) if p.element == "iq4_nl" else ()
+    return (*(f"w{h}" for h in own[p.plane]), *(f"v{h}" for h in own[p.more]), *table)
 
 
 def make_plan(**given: Any) -> Plan:
@@ -225,20 +253,24 @@ def make_plan(**given: Any) -> Plan:
     p = Plan(**given)
     buffers = 2 if p.ahead == 2 else 1
     each = warp_units(p.units, p.input_warps, p.step, buffers)
-    steps, exact, quads = each // p.step, each * p.input_warps == p.units, p.bits // 4
-    few = p.columns == 1 or steps == 1 or p.bits == 8
+    steps, exact, quads = each // p.step, each * p.input_warps == p.units, 1 if p.plane else p.bits // 4
+    few = p.columns == 1 or steps == 1 or p.bits == 8 or p.plane > 0
     offset = p.kind == INT.value and p.half and not p.scaled and few
     span, parities = p.set * p.group // 16, 2 if p.tokens == 1 else 1
     flushes = max(1, 4 * p.step // span)
     raw = p.scaled and p.kind == E2M1.value and p.scale in (E8M0_NORMAL.value, E4M3_NORMAL.value)
     row = decoder_of(p, offset, raw)
+    names = lane_inputs(p)
+    rows = [lane_operand(p.bits, p.element, SCALABLE if p.half else BFLOAT16, block) for block in range(4 if p.plane else 0)]
     inputs = ("w0", "s0", "s1") if p.scaled and not p.half else ("w0",)
     return p._replace(
         warp_units=each, steps=steps, exact=exact, quads=quads, offset=offset,
         full=exact and (p.groups == 1 or p.groups * p.group == p.units * 64),
         sums=not p.scaled and (p.addend != NONE.value or offset), span=span, flushes=flushes, parities=parities,
-        pair=p.group // 16 if p.tokens == 1 and p.set >= 2 and p.step >= 2 else 0,
-        raw=raw, paired=paired(p.scale), decoder=assembly(row, 4 if p.bits == 4 else 2, *inputs),
+        pair=p.group // 16 if p.tokens == 1 and p.set >= 2 and p.step >= 2 and not p.plane else 0,
+        raw=raw, paired=paired(p.scale), decoder="" if p.plane else assembly(row, 4 if p.bits == 4 else 2, *inputs),
+        width=p.plane or 4, lane_decoders=tuple(assembly(one, 4, *names) for one in rows),
+        inputs="=&r,=&r,=&r,=&r" + ",r" * len(names),
         unit_low=1.0 if p.scaled else row.low, unit_high=1.0 if p.scaled else row.high, buffers=buffers,
         unroll=buffers if steps == 1 else 1,
     )  # fmt: skip

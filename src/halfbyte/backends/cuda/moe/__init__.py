@@ -94,7 +94,7 @@ def mixture(
     and what orders a token's sums depend on no other token.
     """
     kind, stacks, pairs = GATES[gate], tuple(w for w, _ in ups), topk_ids.numel()
-    lanes = any(w.lanes for w in (*stacks, down))
+    lanes = any(not w.fragments for w in (*stacks, down))
     many = invariant or lanes or fused_experts.enough(pairs, down.shape[0])
     if many and fused_experts.serves(x, stacks, down, kind, interleaved):
         one = _invariant_tile(pairs, down.shape[0]) if invariant else None
@@ -122,7 +122,7 @@ def refusal(w: CudaWeight, x: Any) -> str | None:
         return f"experts on CUDA take 4- and 8-bit codes in groups of 16, 32 or whole 64s{elsewhere}, not {w.format.name}"
     if x.element_size() != 2:
         return f"experts on CUDA take float16 and bfloat16 activations, not {x.dtype}"
-    if w.lanes and arithmetic_of(w, x.dtype == torch.float16) is None:
+    if not w.fragments and arithmetic_of(w, x.dtype == torch.float16) is None:
         return f"experts on CUDA take {w.format.name} in bfloat16: its values do not fit float16"
     return None
 

@@ -214,7 +214,7 @@ def serves_wgmma(w: CudaWeight, mode: str, s: Segments) -> bool:
     f = w.format
     if (f.bits, f.element, mode) not in BYTES or w.super_scales is not None or f.minimum:
         return False
-    return bool(w.fragments) and (s.segment >= 32 or (f.bits == 4 and by_16(f, w.shape[-1])))
+    return bool(w.fragments) and not w.lanes and (s.segment >= 32 or (f.bits == 4 and by_16(f, w.shape[-1])))
 
 
 def folds(w: CudaWeight, mode: str) -> bool:
