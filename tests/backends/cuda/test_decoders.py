@@ -75,8 +75,10 @@ def test_operands_of_mma(key, row, how):
             np.testing.assert_array_equal(got, table[code] * unit, err_msg=f"register {r}, half {p}")
 
 
+WHOLE = (d.FLOAT32, d.TABLE, d.SUBNORMAL)
+"""Arithmetics whose values are float32 first."""
 PAIRS = [(key, addend) for key in d.PAIRS for addend in (d.NO_ADDEND, d.ZERO_POINTS, d.BIASES)
-         if addend != d.ZERO_POINTS or key[1] == "uint"]  # fmt: skip
+         if addend != d.ZERO_POINTS or (key[1] == "uint" and key[2] != d.SUBNORMAL)]  # fmt: skip
 
 
 def pairs_in(bits, positions, words, codes):
@@ -99,7 +101,7 @@ def pairs_in(bits, positions, words, codes):
 @pytest.mark.parametrize(("key", "addend"), PAIRS, ids=str)
 def test_pairs_of_wgmma_are_finished_and_rounded_once(key, addend, half):
     bits, element, arithmetic = key
-    if arithmetic != d.FLOAT32 and half != (arithmetic == d.HALF):
+    if arithmetic in (d.HALF, d.BFLOAT) and half != (arithmetic == d.HALF):
         return  # pairs of x's own type
     dtype = HALF if half else BFLOAT16
     codes, table = all_codes(bits), table_of(element, bits)
@@ -116,8 +118,10 @@ def test_pairs_of_wgmma_are_finished_and_rounded_once(key, addend, half):
             for i, name in enumerate(names):
                 for down in (0, 1):
                     value = given[name][down]
+                    if name == "s" and arithmetic == d.SUBNORMAL:
+                        value /= d.SUBNORMAL_UNITS[False][down]
                     if name in "sz":
-                        value = term(value, name, down, bits, arithmetic, addend, dtype)
+                        value = term(value, name, down, bits, d.FLOAT32 if arithmetic in WHOLE else arithmetic, addend, dtype)
                     first = results + 2 * results * i
                     registers[f"${first + 2 * down}"] = np.broadcast_to(
                         np.asarray(value, np.int64).astype(np.uint32), words.shape
@@ -127,7 +131,7 @@ def test_pairs_of_wgmma_are_finished_and_rounded_once(key, addend, half):
                 down = r % 2
                 code = (code0, code1)[down] if r < 2 else codes[:, [shifted(at0), shifted(at0) + 1]]
                 exact = finished(table[code], (s0, s1)[down], (low, high)[down], addend)
-                if arithmetic == d.FLOAT32:
+                if arithmetic in WHOLE:
                     exact = exact.astype(np.float32).astype(np.float64)
                 for p, got in enumerate(ptx.halves(registers[f"${r}"], dtype)):
                     want = ptx.rounded(exact[:, p], dtype).astype(np.float64)
@@ -136,7 +140,7 @@ def test_pairs_of_wgmma_are_finished_and_rounded_once(key, addend, half):
 
 LANE_ROWS = [
     (key, addend) for key in d.LANES for addend in (d.NO_ADDEND, d.ZERO_POINTS, d.BIASES)
-    if (key[1] == "uint" or addend != d.ZERO_POINTS) and (key[2] != d.TABLE or addend == d.NO_ADDEND)
+    if ((key[1] == "uint" and key[2] != d.SUBNORMAL) or addend != d.ZERO_POINTS) and (key[2] != d.TABLE or addend == d.NO_ADDEND)
 ]  # fmt: skip
 
 
@@ -170,15 +174,18 @@ def test_planes_in_lane_order_are_joined_and_rounded_once(key, addend, half):
         for i, name in enumerate(names):
             for down in (0, 1):
                 value = given[name][down]
+                if name == "s" and arithmetic == d.SUBNORMAL:
+                    value /= d.SUBNORMAL_UNITS[True][down]
                 if name in "sz":
-                    value = term(value, name, down, 8, d.FLOAT32 if arithmetic == d.TABLE else arithmetic, addend, dtype)
+                    value = term(value, name, down, 8, d.FLOAT32 if arithmetic in WHOLE else arithmetic, addend, dtype)
                 registers[f"${2 + 4 * i + 2 * down}"] = np.broadcast_to(np.asarray(value).astype(np.uint32), 32).copy()
         ptx.run(text, registers)
         for down in (0, 1):
             for p, got in enumerate(ptx.halves(registers[f"${down}"], dtype)):
                 code = q[lane // 4 + 8 * down, 8 * c + 2 * (lane % 4) + p]
-                exact = finished(table[code], (s0, s1)[down], (z0, z1)[down], addend)
-                if arithmetic in (d.FLOAT32, d.TABLE):
+                element_value = code if arithmetic == d.SUBNORMAL else table[code]
+                exact = finished(element_value, (s0, s1)[down], (z0, z1)[down], addend)
+                if arithmetic in WHOLE:
                     exact = exact.astype(np.float32).astype(np.float64)
                 np.testing.assert_array_equal(got, ptx.rounded(exact, dtype).astype(np.float64), err_msg=f"{c} {down} {p}")
 

@@ -235,6 +235,14 @@ WITHOUT_E4M3: dict[tuple[int, str, str], Decoder] = {
 
 HALF, BFLOAT, FLOAT32 = "float16 pairs", "bfloat16 pairs", "float32"
 """Arithmetic between codes and results."""
+SUBNORMAL = "float32 of subnormals"
+"""FLOAT32 where codes are left as the float16 subnormals q · 2^-24 (or 2^-20), and scales make up
+for it: no operation for 1024, and the implicit zero of `int` is an addend.
+"""
+SUBNORMAL_UNITS = {True: (2.0**-24, 2.0**-24), False: (2.0**-24, 2.0**-20)}
+"""What the value 1 is in rows g and g + 8 under SUBNORMAL, in lane order (True) and in fragment
+order.
+"""
 
 NO_ADDEND, ZERO_POINTS, BIASES = 0, 1, 2
 """Kinds of addend, as portable/decode_tile.py numbers them."""
@@ -291,6 +299,9 @@ def _pairs() -> dict[tuple[int, str, str], PairDecoder]:
         zeros = "" if off else "sub.rn.f16x2 y0, y0, z0; fma.rn.f16x2 y1, y1, t, z1; "
         out[4, element, HALF] = PairDecoder(codes, constant, zeros, positions=shift)
         out[4, element, FLOAT32] = PairDecoder(codes, constant, positions=shift)
+        bits_alone = "shr.u32 t, w0, p0; and.b32 y0, t, 0x000f000f; and.b32 y1, t, 0x00f000f0; "
+        if not off:
+            out[4, element, SUBNORMAL] = PairDecoder(bits_alone, positions=shift)
         offset = ("0xc300c300", "0xc308c308")[off]
         out[4, element, BFLOAT] = PairDecoder(
             "mov.b32 k, 0x43004300; " + _rows("shr.u32 t, w0, p#; lop3.b32 y#, t, 0x000f000f, k, 0xea; "),
@@ -407,6 +418,7 @@ def _lanes() -> dict[tuple[int, str, str], PairDecoder]:
             constant = f"mov.b32 k, {0x64006400 + off * 0x10001:#010x}; " + _rows("sub.rn.f16x2 y#, y#, k; ")
             out[bits, element, HALF] = PairDecoder(codes, constant, "" if off else _ZERO16)
             out[bits, element, FLOAT32] = PairDecoder(codes, constant)
+            out[bits, element, SUBNORMAL] = PairDecoder(joined_planes(bits, "0"))
             offset, results = f"{0xC300C300 + off * 0x10001:#010x}", ("y0", "y1")
             out[bits, element, BFLOAT] = PairDecoder(
                 joined_planes(bits, "0x43004300"), _bfloat_constant(offset, ("c", "c"), results),
@@ -497,7 +509,9 @@ def pair_assembly(
         first = len(results) + 2 * len(results) * i
         operands |= {f"{letter}0": f"${first}", f"{letter}1": f"${first + 2}"}
     code = row.codes + (row.zeros if row.zeros and addend == ZERO_POINTS else row.constant) + ("" if brings_power else row.power)
-    last = FINISH[arithmetic, min(addend, BIASES)].replace("TO", "f16x2" if half else "bf16x2")
+    last = FINISH[FLOAT32 if arithmetic == SUBNORMAL else arithmetic, min(addend, BIASES)].replace(
+        "TO", "f16x2" if half else "bf16x2"
+    )
     ends = "".join(re.sub(r"\by\b", y, last).replace("#", y[1]) for y in results)
     return _numbered("{ .reg .b32 t, k, c; " + code + ends + "}", operands)
 

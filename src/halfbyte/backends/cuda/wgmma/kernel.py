@@ -196,6 +196,8 @@ class Config(NamedTuple):
     plane, more                widths of the first and second bit plane in lane order; 0: none
     super_units, signed        units that share a super scale (0 without one); small scales have signs
     kind, bits, scale, addend  element, width of a code, kinds of scale and addend (decode.py)
+    unit_low, unit_high        what the value 1 decodes to in rows g and g + 8 (1, or SUBNORMAL_UNITS)
+    zero                       the implicit zero in that unit, where it is an addend; else 0
     arithmetic                 operand.HALF, BFLOAT, FLOAT32 or FLOAT32_BFLOAT
     decoder, registers, positions    a row of decoders.PAIRS: assembly, its constraints, and where
                                pairs lie in a word
@@ -228,6 +230,9 @@ class Config(NamedTuple):
     bits: int
     scale: int
     addend: int
+    unit_low: float
+    unit_high: float
+    zero: float
     arithmetic: int
     decoder: str
     registers: str

@@ -119,7 +119,13 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
     arithmetic = arithmetic_of(w, half)
     assert arithmetic is not None  # `schedule.refusal` is None
     table = ELEMENTS[f.element] == TABLE.value
-    addends, named = addend_kind(w), decoders.TABLE if table else ROWS_BY_ARITHMETIC[arithmetic]
+    addends, named, units, zero = addend_kind(w), ROWS_BY_ARITHMETIC[arithmetic], (1.0, 1.0), 0.0
+    if table:
+        named = decoders.TABLE
+    elif SCALES[f.scale] == SMALL.value:
+        named, units = decoders.SUBNORMAL, decoders.SUBNORMAL_UNITS[w.lanes]
+        zero = units[0] * 2.0 ** (bits - 1) if f.element == "int" else 0.0
+    inputs = decoders.BIASES if zero else addends
     supers = sum(t is not None for t in (w.super_scales, w.super_mins))
     count = stages(tile, bits, groups, w.scales.element_size(), 0 if w.addend is None else w.addend.element_size(), supers)
     if count < 2 * tile.deep:
@@ -130,9 +136,10 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
         plane=widths[0] if w.lanes else 0, more=widths[1] if len(widths) == 2 else 0, super_units=f.super_size // 64,
         signed=f.scale in ("i6", "i8"),
         kind=ELEMENTS[f.element], bits=bits,
-        scale=E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[f.scale], addend=addends, arithmetic=arithmetic,
-        decoder=decoders.pair_assembly(bits, f.element, named, addends, SCALES[f.scale] in POWERS, half, w.lanes),
-        registers=decoders.pair_constraints(bits, f.element, addends, w.lanes),
+        scale=E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[f.scale], addend=addends, unit_low=units[0],
+        unit_high=units[1], zero=zero, arithmetic=arithmetic,
+        decoder=decoders.pair_assembly(bits, f.element, named, inputs, SCALES[f.scale] in POWERS, half, w.lanes),
+        registers=decoders.pair_constraints(bits, f.element, inputs, w.lanes),
         positions=(decoders.LANES if w.lanes else decoders.PAIRS)[bits, f.element, named].positions,
         global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, has_bias=bias, has_table=table, half=half,
         adjacent=tile.together, store=store, routed=routed, gate=gate, ahead=not e8m0 if tile.ahead == 2 else bool(tile.ahead),

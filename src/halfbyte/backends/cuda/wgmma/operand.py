@@ -196,13 +196,21 @@ def small_f32(b, SIGNED: gl.constexpr):
 
 
 @gluon.jit
-def small_terms(v, up, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SIGNED: gl.constexpr):
+def small_terms(
+    v, up, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SIGNED: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr
+):  # fmt: skip
     """Small integers times the float16 of their super-block, both exact, to float32 [R, W, GROUPS,
-    8, 2 rows].
+    8, 2 rows]; of rows g over the power of two LOW, of rows g + 8 over HIGH.
     """
     b = gl.reshape(v, [R, W, GROUPS, 8]).to(gl.int32)
     s = gl.join(small_f32(b & 255, SIGNED), small_f32((b >> 8) & 255, SIGNED))
     of_super = gl.reshape(up, [R, W, 1, 8, 2]).to(gl.float16, bitcast=True).to(gl.float32)
+    if LOW == HIGH:
+        if LOW != 1.0:
+            of_super = of_super * (1.0 / LOW)
+    else:
+        low, high = gl.split(of_super)
+        of_super = gl.join(low * (1.0 / LOW), high * (1.0 / HIGH))
     of_super, _ = gl.broadcast(gl.convert_layout(of_super, s.type.layout), s)
     return s * of_super
 
@@ -210,14 +218,14 @@ def small_terms(v, up, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, S
 @gluon.jit
 def scales(
     v, up, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, ARITHMETIC: gl.constexpr,
-    WIDE: gl.constexpr, SIGNED: gl.constexpr,
+    WIDE: gl.constexpr, SIGNED: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
 ):  # fmt: skip
     """Stored scales to what the decoder multiplies with, [R, W, 8, GROUPS, 2 rows] of int32. E8M0
     in float16: byte b is 2^(b − 127 + 14 − shift); bytes below 98 + shift are scales of zeros
     (`launch.LARGEST`). WIDE: of 32 bits.
     """
     if SCALE == SMALL:
-        s = small_terms(v, up, R, W, GROUPS, SIGNED).to(gl.int32, bitcast=True)
+        s = small_terms(v, up, R, W, GROUPS, SIGNED, LOW, HIGH).to(gl.int32, bitcast=True)
     elif WIDE:
         low, high = gl.split(gl.reshape(v, [R, W, GROUPS, 8, 2, 2]).to(gl.int32))
         s = (low & 0xFFFF) | (high << 16)
@@ -255,7 +263,7 @@ def addends(v, low, R: gl.constexpr, W: gl.constexpr, C: gl.constexpr):
     """
     GROUPS: gl.constexpr = C.groups
     if C.addend == MIN:
-        a = (-small_terms(v, low, R, W, GROUPS, False)).to(gl.int32, bitcast=True)
+        a = (-small_terms(v, low, R, W, GROUPS, False, 1.0, 1.0)).to(gl.int32, bitcast=True)
     else:
         a = _addends(gl.reshape(v, [R, W, GROUPS, 8, 2]), C.addend, C.arithmetic, 8 if C.plane else C.bits)
     return gl.permute(a, [0, 1, 3, 2, 4])
@@ -329,9 +337,14 @@ def unit(w, v, terms, shift, C: gl.constexpr):
     else:
         w0, w1 = _unit_words(w, R, W, C)
         v0, v1 = w0, w1
-    s = scales(s, up, shift, R, W, C.groups, C.scale, C.arithmetic, C.scale_words // C.groups == 32, C.signed)
+    s = scales(
+        s, up, shift, R, W, C.groups, C.scale, C.arithmetic, C.scale_words // C.groups == 32, C.signed, C.unit_low, C.unit_high
+    )
     s0, s1 = _in_halves(s, R, W, C.groups)
-    if C.addend == NONE:
+    if C.zero != 0.0:  # the implicit zero times the scale, in the unit of the sums
+        a0, a1 = _in_halves((s.to(gl.float32, bitcast=True) * -C.zero).to(gl.int32, bitcast=True), R, W, C.groups)
+        return (w0, v0, s0, a0), (w1, v1, s1, a1)
+    elif C.addend == NONE:
         return (w0, v0, s0, s0), (w1, v1, s1, s1)
     else:
         a0, a1 = _in_halves(addends(a, low, R, W, C), R, W, C.groups)
@@ -397,7 +410,7 @@ def operand(half, positions, SECOND: gl.constexpr, A: gl.constexpr, C: gl.conste
         times, _ = gl.broadcast(times, like)
         arguments = arguments + [times]
     arguments = arguments + [_spread(half[2], like, R, W, EACH)]
-    if C.addend != NONE:
+    if (C.addend != NONE) or (C.zero != 0.0):
         arguments = arguments + [_spread(half[3], like, R, W, EACH)]
     PACK: gl.constexpr = 8 if C.bits == 2 and not C.plane else 4
     if C.half:
