@@ -78,19 +78,19 @@ def test_shared_registers_of_x_and_every_time_of_asking(kernel, word, dtype):
         assert relative_error(word, 104, k, 1, tile, dtype) <= 1e-6
 
 
-LANES = ["q6_K", "q5_K", "q3_K", "q2_K", "iq4_xs", "iq4_nl", "int3:g64", "uint3:g128", "q5_0", "q5_1", "uint6:g64", "affine1:g64",
-         "mxfp6_e2m3", "mxfp6_e3m2"]  # fmt: skip
+LANES = ["q6_K", "q5_K", "nf4:g64", "q3_K", "iq4_xs", "mxfp6_e2m3"]
+REST_OF_LANES = ["q2_K", "iq4_nl", "int3:g64", "uint3:g128", "q5_0", "q5_1", "uint6:g64", "affine1:g64", "mxfp6_e3m2"]
 OF_LANES = (
-    (1, 4096, (1, 1, 16, 1, 4, 1)), (2, 1792, (1, 1, 4, 1, 4, 1, 2)), (4, 1792, (2, 1, 2, 1, 2, 0, 0)),
-    (9, 2048, (2, 2, 4, 2, 2, 1)),
+    (1, 2048, (1, 1, 8, 1, 4, 1)), (2, 1792, (1, 1, 4, 1, 4, 1, 2)), (4, 768, (2, 1, 2, 1, 2, 0, 0)), (9, 768, (2, 2, 2, 2, 2, 1)),
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("word", LANES)
+@pytest.mark.parametrize("word", [*LANES, *(pytest.param(word, marks=pytest.mark.slow) for word in REST_OF_LANES)])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_planes_in_lane_order_multiply_as_float64_does(kernel, word, dtype):
     for m, k, tile in OF_LANES:
-        assert relative_error(word, 72, k, m, tile, dtype) <= 1e-6, (m, k, tile)
+        finished = (2.0**-11 if dtype == "float16" else 2.0**-8) if word == "nf4:g64" else 1e-6  # rounded once to x's type
+        assert relative_error(word, 40, k, m, tile, dtype) <= finished, (m, k, tile)
 
 
 def test_a_wrong_register_of_x_is_seen(kernel, monkeypatch):

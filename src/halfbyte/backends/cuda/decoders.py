@@ -408,6 +408,22 @@ def lane_operand(bits: int, element: str, output: str, block: int) -> Decoder:
     return Decoder("{ .reg .b32 t, k, z, m, n; " + codes + "}", low, low)
 
 
+def lane_finished(block: int, half: bool) -> Decoder:
+    """`lane_operand` of tables of float32: entry · scale, s0 of row g and s1 of row g + 8 in float32,
+    rounded to float32 and then to float16 (`half`) or bfloat16, as `dequantize` does.
+    """
+    codes = ""
+    for i in (0, 1):
+        c = 2 * block + i
+        for h in (0, 1):
+            codes += (
+                f"shr.u32 t, w{h}, {4 * (c % 4)}; shfl.sync.idx.b32 m, e0, t, 31, 0xffffffff; shr.u32 t, t, 16;"
+                " shfl.sync.idx.b32 n, e0, t, 31, 0xffffffff; mov.b32 v, m; mov.b32 u, n;"
+                f" mul.rn.f32 v, v, s{h}; mul.rn.f32 u, u, s{h}; cvt.rn.{'f16x2' if half else 'bf16x2'}.f32 y{2 * i + h}, u, v; "
+            )
+    return Decoder("{ .reg .b32 t, m, n; .reg .f32 u, v; " + codes + "}")
+
+
 def _lanes() -> dict[tuple[int, str, str], PairDecoder]:
     """The rows of `LANES`."""
     out: dict[tuple[int, str, str], PairDecoder] = {}

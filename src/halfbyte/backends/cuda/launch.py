@@ -314,8 +314,9 @@ def _fragment_plan(
     of two that its sums lack.
     """
     group = group_elements(w)
-    step, groups, columns = steps(group, w.fragments, m, tile)
-    finished = columns == 8 and w.format.bits == 4 and not w.lanes and _finishes(w, half, tile.scaled)
+    whole = w.lanes and w.format.bits == 4 and w.format.element != "iq4_nl"  # only float32 holds the entries of its table
+    step, groups, columns = steps(group, w.fragments, max(m, 8) if whole else m, tile)
+    finished = whole or (columns == 8 and w.format.bits == 4 and not w.lanes and _finishes(w, half, tile.scaled))
     s, addend, scale, unit = w.scales, w.addend, SCALES[w.format.scale], 1.0
     if w.plain_scales:
         s, scale = s.view(torch.int16), E4M3_NORMAL.value

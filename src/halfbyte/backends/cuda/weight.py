@@ -168,12 +168,10 @@ class CudaWeight:
 
     @cached_property
     def fragments(self) -> int:
-        """Units of 64 inputs in a row in fragment order, of 4 or 8 bits: what the kernel for few
-        tokens reads; else 0.
+        """Units of 64 inputs in a row in lane order, or in fragment order of 4 or 8 bits: what the
+        kernel for few tokens reads; else 0.
         """
-        if self.lanes:  # elements that x's type holds
-            return self.tiled if self.format.element not in ("nf4", "bnb_fp4", "nf4_modelopt") else 0
-        return self.tiled if self.format.bits > 2 else 0
+        return self.tiled if self.format.bits > 2 or self.lanes else 0
 
     @cached_property
     def tiled(self) -> int:

@@ -200,7 +200,9 @@ def multiply(step, inputs, y, zeros, top, P: gl.constexpr):
     """y plus a step's products: codes decoded, multiplied with x, sums scaled. `zeros` are sums of
     0, of y's shape.
     """
-    if P.scaled:
+    if P.scaled and P.plane:
+        return multiply_table(step, inputs, y, P)
+    elif P.scaled:
         return multiply_finished(step, inputs.x, y, top, P)
     else:
         return multiply_codes(step, inputs, y, zeros, P)
@@ -222,6 +224,21 @@ def multiply_finished(step, x, y, top, P: gl.constexpr):
         z1 = gl.convert_layout(addend[i // P.span * 2 + 1], L)
         a = decode_scaled(gl.convert_layout(words[i], L), s0, s1, z0, z1, P)
         y = product(a, x[2 * i], x[2 * i + 1], y, P)
+    return y
+
+
+@gluon.jit
+def multiply_table(step, inputs, y, P: gl.constexpr):
+    """`multiply_finished` of tables whose entries only float32 holds."""
+    L: gl.constexpr = gl.SliceLayout(4, P.layout)
+    N: gl.constexpr = P.step * P.plane  # words a lane
+    words = pieces(gl.reshape(step.words, step.words.shape[:4] + [N]), N)
+    scale, _ = terms(step, P)
+    for i in gl.static_range(4 * P.step):
+        s0 = gl.convert_layout(scale[i // P.span * 2], L)
+        s1 = gl.convert_layout(scale[i // P.span * 2 + 1], L)
+        a = decode_lanes(own_words(words, i, P.plane, P) + inputs.entry + (s0, s1), i % 4, P)
+        y = product(a, inputs.x[2 * i], inputs.x[2 * i + 1], y, P)
     return y
 
 

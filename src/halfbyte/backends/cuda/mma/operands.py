@@ -82,11 +82,15 @@ def decode_lanes(words, BLOCK: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def table_entry(table, P: gl.constexpr):
-    """The lane's entry of a table as x's type in both halves, in a tuple; () without a table."""
-    if P.element == "iq4_nl":
+    """The lane's entry of a table in a tuple: x's type in both halves, or float32 where weights are
+    finished; () without a table.
+    """
+    if P.table:
         lane = gl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r", [], dtype=gl.int32, is_pure=True, pack=1)
         v = gl.load(table + (lane & 15))
-        if P.half:
+        if P.scaled:
+            return (v.to(gl.int32, bitcast=True),)
+        elif P.half:
             return (twice_f16(v),)
         else:
             return (_twice_bf16(v),)

@@ -21,7 +21,19 @@ from typing import Any, NamedTuple
 from triton.experimental.gluon import language as gl
 
 from ..decode import BF16_PAIR, E2M1, E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, F16_PAIR, INT
-from ..decoders import BFLOAT16, FLOAT16, OPERANDS, SCALABLE, SCALED_BFLOAT16, WITHOUT_E4M3, Decoder, assembly, lane_operand
+from ..decoders import (
+    BFLOAT16,
+    FLOAT16,
+    OPERANDS,
+    SCALABLE,
+    SCALED_BFLOAT16,
+    TABLE_ELEMENTS,
+    WITHOUT_E4M3,
+    Decoder,
+    assembly,
+    lane_finished,
+    lane_operand,
+)
 from ..portable.decode_tile import NONE
 from ..tuning.mma_tiles import warp_units
 
@@ -157,6 +169,8 @@ class Plan(NamedTuple):
     """Words of a lane that lie side by side."""
     lane_decoders: Any = ()
     """Assembly of each block of a unit, in lane order."""
+    table: bool = False
+    """The element is a table."""
     inputs: str = ""
     """Constraints of its inputs."""
     offset: bool = False
@@ -233,6 +247,8 @@ def decoder_of(p: Plan, offset: bool, raw: bool) -> Decoder:
         output = SCALED_BFLOAT16 if not p.half else SCALABLE if raw else FLOAT16
     else:
         output = SCALABLE if p.half else BFLOAT16
+    if p.plane and p.scaled:
+        return lane_finished(0, p.half)
     if p.plane:
         return lane_operand(p.bits, p.element, output, 0)
     key = p.bits, "uint" if offset else ELEMENT_NAMES[p.kind], output
@@ -244,8 +260,9 @@ def lane_inputs(p: Plan) -> tuple[str, ...]:
     lane's entry of a table.
     """
     own = {0: (), 1: ("0",), 2: ("0", "1"), 4: ("0", "1")}
-    table = ("e0",) if p.element == "iq4_nl" else ()
-    return (*(f"w{h}" for h in own[p.plane]), *(f"v{h}" for h in own[p.more]), *table)
+    table = ("e0",) if p.element in TABLE_ELEMENTS else ()
+    scales = ("s0", "s1") if p.scaled else ()
+    return (*(f"w{h}" for h in own[p.plane]), *(f"v{h}" for h in own[p.more]), *table, *scales)
 
 
 def make_plan(**given: Any) -> Plan:
@@ -261,7 +278,10 @@ def make_plan(**given: Any) -> Plan:
     raw = p.scaled and p.kind == E2M1.value and p.scale in (E8M0_NORMAL.value, E4M3_NORMAL.value)
     row = decoder_of(p, offset, raw)
     names = lane_inputs(p)
-    rows = [lane_operand(p.bits, p.element, SCALABLE if p.half else BFLOAT16, block) for block in range(4 if p.plane else 0)]
+    rows = [
+        lane_finished(block, p.half) if p.scaled else lane_operand(p.bits, p.element, SCALABLE if p.half else BFLOAT16, block)
+        for block in range(4 if p.plane else 0)
+    ]
     inputs = ("w0", "s0", "s1") if p.scaled and not p.half else ("w0",)
     return p._replace(
         warp_units=each, steps=steps, exact=exact, quads=quads, offset=offset,
@@ -269,8 +289,8 @@ def make_plan(**given: Any) -> Plan:
         sums=not p.scaled and (p.addend != NONE.value or offset), span=span, flushes=flushes, parities=parities,
         pair=p.group // 16 if p.tokens == 1 and p.set >= 2 and p.step >= 2 and not p.plane else 0,
         raw=raw, paired=paired(p.scale), decoder="" if p.plane else assembly(row, 4 if p.bits == 4 else 2, *inputs),
-        width=p.plane or 4, lane_decoders=tuple(assembly(one, 4, *names) for one in rows),
-        inputs="=&r,=&r,=&r,=&r" + ",r" * len(names),
+        table=p.element in TABLE_ELEMENTS, width=p.plane or 4, lane_decoders=tuple(assembly(one, 4, *names) for one in rows),
+        inputs=",".join(["=&r"] * 4 + ["f" if name[0] == "s" else "r" for name in names]),
         unit_low=1.0 if p.scaled else row.low, unit_high=1.0 if p.scaled else row.high, buffers=buffers,
         unroll=buffers if steps == 1 else 1,
     )  # fmt: skip

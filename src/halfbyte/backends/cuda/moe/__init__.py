@@ -22,7 +22,6 @@ from ..launch import fragments
 from ..tuning import wgmma_tiles as fused_tiles
 from ..tuning.mma_tiles import FragmentTile
 from ..weight import CudaWeight
-from ..wgmma.launch import arithmetic_of
 from . import wgmma as fused_experts
 from .activation import gated
 from .routing import pairs_a_step, route, weighted_sum
@@ -41,17 +40,15 @@ def tokens_a_block(m: int) -> int:
     return 1 if m == 1 else 4 if m <= 4 else 8 if m <= 32 else 16
 
 
-def kernels(
-    m: int, top: int, experts: int, fused: bool, invariant: bool = False, lanes: bool = False
-) -> frozenset[tuple[Any, ...]]:
+def kernels(m: int, top: int, experts: int, fused: bool, invariant: bool = False) -> frozenset[tuple[Any, ...]]:
     """The compile-time arguments that depend on m: pairs a step of the plan; the fused tile, or
-    tokens a block. `fused`: that schedule takes the weights; `lanes`: no other does.
+    tokens a block. `fused`: that schedule takes the weights.
     """
     pairs = m * top
     step = ("table",) if m == 1 else ("plan", pairs_a_step(pairs, experts))
     if invariant:
         return frozenset({step, ("fused", _invariant_tile(pairs, experts)) if fused else ("fragments", INVARIANT_TOKENS)})
-    if fused and (lanes or fused_experts.enough(pairs, experts)):
+    if fused and fused_experts.enough(pairs, experts):
         return frozenset({step, ("fused", fused_tiles.expert_tile(pairs, experts))})
     return frozenset({step, ("fragments", tokens_a_block(m))})
 
@@ -67,10 +64,10 @@ def warming_tokens(tokens: tuple[int, ...], top: int, experts: int, invariant: b
     m there is called.
     """
     steps = set(tokens)
-    for fused, lanes in ((False, False), (True, False), (True, True)):
-        called = {key for m in steps for key in kernels(m, top, experts, fused, invariant, lanes)}
+    for fused in (False, True):
+        called = {key for m in steps for key in kernels(m, top, experts, fused, invariant)}
         for m in range(max(1, min(tokens, default=1)), max(tokens, default=0)):
-            needed = kernels(m, top, experts, fused, invariant, lanes)
+            needed = kernels(m, top, experts, fused, invariant)
             if not needed <= called:
                 steps.add(m)
                 called |= needed
@@ -88,22 +85,16 @@ def mixture(
     down_bias: torch.Tensor | None,
     invariant: bool = False,
 ) -> torch.Tensor:
-    """x (m, k) through stacks of experts in fragment or lane order -> (m, h) in x's dtype. `ups` is
-    one stack of gates and ups, or one of each, (e, f, k). Gates and ups that lie side by side meet
+    """x (m, k) through stacks of experts in fragment or lane order -> (m, h) in x's dtype. `ups` is one
+    stack of gates and ups, or one of each, (e, f, k). Gates and ups that lie side by side meet
     where they are summed; else a kernel of its own brings them together. `invariant`: the schedule
     and what orders a token's sums depend on no other token.
     """
     kind, stacks, pairs = GATES[gate], tuple(w for w, _ in ups), topk_ids.numel()
-    lanes = any(not w.fragments for w in (*stacks, down))
-    many = invariant or lanes or fused_experts.enough(pairs, down.shape[0])
+    many = invariant or fused_experts.enough(pairs, down.shape[0])
     if many and fused_experts.serves(x, stacks, down, kind, interleaved):
         one = _invariant_tile(pairs, down.shape[0]) if invariant else None
         return fused_experts.mixture(x, ups, down, topk_ids, topk_weights, kind, interleaved, down_bias, one)
-    if lanes:
-        raise BackendError(
-            f"[experts] {stacks[0].format.name} on CUDA takes outputs in whole multiples of 16, found"
-            f" {stacks[0].shape[1]} and {down.shape[1]}, and no act-order"
-        )
     tile = INVARIANT_TILE if invariant else None
     routing = route(topk_ids, down.shape[0], INVARIANT_TOKENS if invariant else tokens_a_block(x.shape[0]))
     if kind == 0 or interleaved:
@@ -117,13 +108,11 @@ def mixture(
 
 def refusal(w: CudaWeight, x: Any) -> str | None:
     """The sentence why the kernels above cannot serve, or None."""
-    if not w.fragments and not w.lanes:
-        elsewhere = " (and what lies in lane order, on GPUs of compute capability 9)"
-        return f"experts on CUDA take 4- and 8-bit codes in groups of 16, 32 or whole 64s{elsewhere}, not {w.format.name}"
+    if not w.fragments:
+        elsewhere = "; K-quants, tables and the other widths up to 6 bits need compute capability 9"
+        return f"experts on CUDA take 4- and 8-bit codes in groups of 16, 32 or whole 64s, not {w.format.name}{elsewhere}"
     if x.element_size() != 2:
         return f"experts on CUDA take float16 and bfloat16 activations, not {x.dtype}"
-    if not w.fragments and arithmetic_of(w, x.dtype == torch.float16) is None:
-        return f"experts on CUDA take {w.format.name} in bfloat16: its values do not fit float16"
     return None
 
 

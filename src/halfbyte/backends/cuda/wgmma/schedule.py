@@ -51,10 +51,10 @@ def refusal(x: torch.Tensor, w: CudaWeight) -> str | None:
 
 def pays(m: int, w: CudaWeight) -> bool:
     """True where this schedule is the fastest of those measured (`tuning/wgmma_tiles.py`; `halfbyte
-    bench --device cuda --sweep`). Nothing else takes tables that are not of 16 bits, at any m.
+    bench --device cuda --sweep`).
     """
     n, k = w.shape[-2:]
-    least = 1 if w.lanes and not w.fragments else FEW_INPUTS_LEAST if k < FEW_INPUTS and n < MANY_ROWS else LEAST_TOKENS
+    least = FEW_INPUTS_LEAST if k < FEW_INPUTS and n < MANY_ROWS else LEAST_TOKENS
     return m >= least and not (n <= FEW_ROWS and m > FEW_ROWS_MOST)
 
 
@@ -102,7 +102,7 @@ def _steps(m: int, n: int, k: int, units: int, family: str, half: bool, most: in
 
 def warming_tokens(tokens: tuple[int, ...], w: CudaWeight, half: bool) -> list[int]:
     """Numbers of tokens in the range of `tokens` whose launches have every tile of the range."""
-    first, last = max(1 if w.lanes and not w.fragments else LEAST_TOKENS, min(tokens)), max(tokens)
+    first, last = max(LEAST_TOKENS, min(tokens)), max(tokens)
     if first > last:
         return []
     n = w.shape[-2]
