@@ -81,7 +81,8 @@ def test_shared_registers_of_x_and_every_time_of_asking(kernel, word, dtype):
 LANES = ["q6_K", "q5_K", "nf4:g64", "q3_K", "iq4_xs", "mxfp6_e2m3"]
 REST_OF_LANES = ["q2_K", "iq4_nl", "int3:g64", "uint3:g128", "q5_0", "q5_1", "uint6:g64", "affine1:g64", "mxfp6_e3m2"]
 OF_LANES = (
-    (1, 2048, (1, 1, 8, 1, 4, 1)), (2, 1792, (1, 1, 4, 1, 4, 1, 2)), (4, 768, (2, 1, 2, 1, 2, 0, 0)), (9, 768, (2, 2, 2, 2, 2, 1)),
+    (1, 2048, (1, 1, 8, 1, 4, 1)), (2, 1792, (1, 1, 4, 1, 4, 1, 2)), (4, 768, (2, 1, 2, 1, 2, 0, 0)),
+    (9, 768, (2, 2, 2, 2, 2, 1)),
 )  # fmt: skip
 
 

@@ -247,9 +247,11 @@ class Routing(NamedTuple):
 
 def family_of(w: CudaWeight) -> str:
     """Weights that share tiles: `wide` of 8 bits, `e2m1`, in groups of 16 `fine`, `int` without
-    zero points, `affine` with them, `biased`.
+    zero points, `affine` with them, `biased`; in lane order `planes`, with super scales `supers`.
     """
-    if w.format.bits == 8 or (w.lanes and w.format.bits > 4):
+    if w.lanes:
+        return "planes" if w.super_scales is None else "supers"
+    if w.format.bits == 8:
         return "wide"
     if w.format.element == "e2m1":
         return "fine" if group_elements(w) == 16 else "e2m1"
