@@ -409,8 +409,8 @@ def lane_operand(bits: int, element: str, output: str, block: int) -> Decoder:
 
 
 def lane_finished(block: int, half: bool) -> Decoder:
-    """`lane_operand` of tables of float32: entry · scale, s0 of row g and s1 of row g + 8 in float32,
-    rounded to float32 and then to float16 (`half`) or bfloat16, as `dequantize` does.
+    """`lane_operand` of tables of float32: entry · scale, s0 of row g and s1 of row g + 8 in
+    float32, rounded to float32 and then to float16 (`half`) or bfloat16, as `dequantize` does.
     """
     codes = ""
     for i in (0, 1):

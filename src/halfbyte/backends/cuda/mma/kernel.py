@@ -60,8 +60,9 @@ from .plan import Fetched, Span, Weight
 
 
 class WeightIndex(NamedTuple):
-    """Indices of a lane's words (`w_`, of a second plane `v_`) and scales (`s_`), and masks (`_live`). `w_far` differs
-    between lanes, `w_near` between the registers of a lane only; an address is the sum of both.
+    """Indices of a lane's words (`w_`, of a second plane `v_`) and scales (`s_`), and masks
+    (`_live`). `w_far` differs between lanes, `w_near` between the registers of a lane only; an
+    address is the sum of both.
     """
 
     w_far: Any

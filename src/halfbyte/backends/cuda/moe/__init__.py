@@ -85,8 +85,8 @@ def mixture(
     down_bias: torch.Tensor | None,
     invariant: bool = False,
 ) -> torch.Tensor:
-    """x (m, k) through stacks of experts in fragment or lane order -> (m, h) in x's dtype. `ups` is one
-    stack of gates and ups, or one of each, (e, f, k). Gates and ups that lie side by side meet
+    """x (m, k) through stacks of experts in fragment or lane order -> (m, h) in x's dtype. `ups` is
+    one stack of gates and ups, or one of each, (e, f, k). Gates and ups that lie side by side meet
     where they are summed; else a kernel of its own brings them together. `invariant`: the schedule
     and what orders a token's sums depend on no other token.
     """
