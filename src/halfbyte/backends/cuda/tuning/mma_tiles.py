@@ -70,7 +70,7 @@ MANY_ROWS = 8192
 4096, on an H100.
 """
 
-LANE_TILES = {
+LANE_TILES: dict[int, dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]] = {
     8: dict.fromkeys(("planes", "supers"), ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1))),
     16: {"planes": ((2, 2, 8, 1, 4), (2, 2, 8, 1, 4)), "supers": ((2, 2, 8, 1, 2), (2, 2, 8, 1, 2))},
 }
