@@ -491,6 +491,16 @@ def test_transformers_and_the_files_of_a_folder(tmp_path):
     assert verdict(path, "transformers")[0] == "wrong"
 
 
+def test_mlx_lm_merges_a_stray_file(tmp_path):
+    path = folder(tmp_path, under(A, mlx_weight()), MLX)
+    (path / "model.safetensors").rename(path / "model-00001-of-00001.safetensors")
+    where = dict.fromkeys(under(A, mlx_weight()), "model-00001-of-00001.safetensors")
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert verdict(path, "mlx")[0] == "fine"
+    write(path / "model.safetensors", under(A, mlx_weight()))
+    assert verdict(path, "mlx")[0] == "wrong"
+
+
 def test_a_release_in_a_rules_reason_is_the_one_from_which_it_applies():
     """`since 0.27` of a reason and the field `since` are one release."""
     named = [
