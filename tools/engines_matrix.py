@@ -61,7 +61,7 @@ MISSING = re.compile(
 )
 UNOPENED = "not opened"
 LIMITS = {"llama.cpp": 0.1}
-INPUT_LIMITS = {"bnb-int8": 0.1, "w8a8": 0.1, "fp8-channels": 0.2}
+INPUT_LIMITS = {"bnb-int8": 0.1, "w8a8": 0.1, "fp8-channels": 0.2, "fp8-and-nvfp4": 0.2}
 """Of files whose activations are rounded too, to int8 or to the three bits of E4M3."""
 
 

@@ -398,7 +398,7 @@ BY_NAME = [
     ("transformers==4.57", ("compressed-tensors", {"bits": "uint4:g32", **COMPRESSED}), ""),
     ("transformers", ("gptq", {"bits": "int4:g32", "dynamic": {"+:.*down_proj": {"bits": 8}}}), "wants equal bits"),
     ("transformers", ("gptq", {"bits": "int4:g32", "dynamic": {".*down_proj": {"bits": 8}}}), "wants equal bits"),
-    ("transformers", ("gptq", {"bits": "int4:g32", "dynamic": {"-:.*down_proj": {}}}), "dense layers stay random"),
+    ("transformers", ("gptq", {"bits": "int4:g32", "dynamic": {"-:.*down_proj": {}}}), "a packed one without values"),
     ("transformers", ("gptq", {"bits": "int4:g32", "dynamic": {}}), ""),
     ("transformers", ("gptq", {"bits": "int4:g32", "modules_in_block_to_quantize": [["mlp.up_proj"]]}), "leaves the module out"),
     ("transformers", ("gptq", {"bits": "int4:g32", "modules_in_block_to_quantize": ["n", "m"]}), ""),
@@ -473,7 +473,7 @@ def test_transformers_wants_zero_points_that_are_there(tmp_path):
     tensors[f"{A}.qzeros"] = np.zeros(0, np.int32)
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "checkpoint_format": "gptq_v2"}
     path = folder(tmp_path, tensors, {"quantization_config": config})
-    assert verdict(path, "transformers") == ("refused", "1 weight, see below")
+    assert [verdict(path, engine)[0] for engine in ("transformers", "vllm")] == ["refused", "refused"]
     assert verdict(path, "gptqmodel")[0] == "fine"
 
 
@@ -489,6 +489,11 @@ def test_transformers_and_the_files_of_a_folder(tmp_path):
     assert verdict(path, "transformers")[0] == "fine"
     write(path / "model.safetensors", under(A, gptq_weight(seed=3)))
     assert verdict(path, "transformers")[0] == "wrong"
+
+
+@pytest.mark.parametrize(("listed", "want"), [([[A.split(".", 1)[-1]]], "fine"), ([["mlp.up_proj"]], "refused"), (None, "fine")])
+def test_vllm_wants_dense_what_a_list_of_gptq_leaves_out(listed, want, tmp_path):
+    assert verdict(gptq(tmp_path, modules_in_block_to_quantize=listed), "vllm")[0] == want
 
 
 def test_mlx_lm_merges_a_stray_file(tmp_path):
