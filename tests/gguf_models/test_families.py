@@ -145,6 +145,16 @@ def test_one_projection_becomes_three(tmp_path, monkeypatch):
     np.testing.assert_array_equal(logits(read), logits(model))
 
 
+def test_one_type_of_tokens_is_a_vector_in_a_file_that_llama_cpp_quantized(tmp_path, monkeypatch):
+    model = family_model("jina-bert-v3")
+    tensors = gguf_families.gguf_tensors(arch := "jina-bert-v3", model)
+    assert tensors["token_types.weight"].shape == (1, 64)
+    flat = tensors | {"token_types.weight": tensors["token_types.weight"][0]}
+    monkeypatch.setattr(gguf_families, "gguf_tensors", lambda arch, model: flat)
+    read, _ = load_model(write_family(tmp_path / "m.gguf", arch, model))
+    np.testing.assert_array_equal(logits(read), logits(model))
+
+
 def test_a_larger_baichuan_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(FAMILIES, "baichuan", (FAMILIES["baichuan"][0] | {"num_hidden_layers": 40}, []))
     path = write_family(tmp_path / "m.gguf", "baichuan", family_model("baichuan"))

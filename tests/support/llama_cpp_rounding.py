@@ -23,6 +23,7 @@ from gguf.quants import dequantize
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers.activations import GELUActivation, GELUTanh, NewGELUActivation
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gemma3n import modeling_gemma3n
 from transformers.models.phimoe import modeling_phimoe
@@ -129,13 +130,17 @@ class AbsorbedAttention:
         """Before `kv_b_proj`: its input, (batch, 1, tokens, latent)."""
         self.latent = args[0]
 
-    def attend(self, module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Any:
+    def attend(self, module: Any, query: Any, key: Any, scaling: float, indices: Any) -> Any:
+        """`indices`: the tokens that each one attends to, where an indexer has chosen them."""
         size, width = module.qk_nope_head_dim, module.v_head_dim
         by_head = self.weight.view(query.shape[1], size + width, -1)
         nope, rotated = query[..., :size], query[..., size:]
         absorbed = (self.keys(nope) if self.keys else nope) @ by_head[:, :size]
         scores = (absorbed @ self.latent.mT + rotated @ key[..., size:].mT) * scaling
         ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        if indices is not None:
+            others = torch.ones(len(indices), *ahead.shape, dtype=torch.bool).scatter(-1, indices.long(), False)
+            ahead = ahead | others[:, None]
         latent = scores.masked_fill(ahead, -torch.inf).softmax(-1) @ self.latent
         out = (self.values(latent) if self.values else latent) @ by_head[:, size:].mT
         return out.transpose(1, 2).contiguous(), None
@@ -214,13 +219,17 @@ def rounded(model: Any, architecture: Architecture, types: dict[str, str]) -> It
     if any(".attn_k_b." in name for name in types):
         absorbed = {}
         for i, layer in enumerate(model.model.layers):
+            if f"blk.{i}.attn_k_b.weight" not in types:
+                continue
             kinds = (types[f"blk.{i}.attn_{w}_b.weight"] for w in "kv")
             one = absorbed[layer.self_attn] = AbsorbedAttention(layer.self_attn, *map(ROUNDINGS.get, kinds))
             undo.append(layer.self_attn.kv_b_proj.register_forward_pre_hook(one.keep).remove)
             roundings.pop(layer.self_attn.kv_b_proj.weight.untyped_storage().data_ptr(), None)
         ALL_ATTENTION_FUNCTIONS.register(
-            "absorbed", lambda module, q, k, v, mask, scaling, **_: absorbed[module].attend(module, q, k, v, mask, scaling)
+            "absorbed",
+            lambda module, q, k, v, mask, scaling, indices=None, **_: absorbed[module].attend(module, q, k, scaling, indices),
         )
+        ALL_MASK_ATTENTION_FUNCTIONS.register("absorbed", eager_mask)
         before = model.config._attn_implementation
         model.config._attn_implementation = "absorbed"
         undo.append(lambda: setattr(model.config, "_attn_implementation", before))

@@ -19,9 +19,19 @@ from .gemma import gemma3_sizes
 from .keys import Keys
 
 
+def _token_types(keys: Keys) -> int:
+    """How many types of tokens there are; llama.cpp's quantizer writes a matrix of one row as a
+    vector.
+    """
+    for name in ("token_types", "token_types.weight"):
+        if name in keys.checkpoint and len(keys.checkpoint.info(name).shape) == 1:
+            return 1
+    return keys.rows("token_types", 1)
+
+
 def _bert(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     return {
-        "type_vocab_size": keys.rows("token_types", 1),
+        "type_vocab_size": _token_types(keys),
         "max_position_embeddings": keys.rows("position_embd", 1),
         "tie_word_embeddings": False,
         "rope_parameters": None,
@@ -59,7 +69,7 @@ def _modern_bert(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 def _without_pooler(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     pad = config["pad_token_id"] or 0
-    return {"type_vocab_size": keys.rows("token_types", 1), "tie_word_embeddings": False, "pad_token_id": pad}
+    return {"type_vocab_size": _token_types(keys), "tie_word_embeddings": False, "pad_token_id": pad}
 
 
 def _gemma_embedding(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:

@@ -61,6 +61,9 @@ STATED: dict[str, tuple[Field, ...]] = {
 """general.architecture -> fields; one that the configuration lacks, or has as None, is not stated.
 """
 
+UNSTATED = frozenset({"afmoe", "cohere2moe", "exaone-moe", "granite_swa", "hy_v3", "laguna", "minicpm3"})
+"""Architectures that are read, and whose key-values no row here has yet: no such file is written."""
+
 SHARED_WIDTHS = {
     "ernie4_5-moe": ("moe_intermediate_size", "moe_num_shared_experts"),
     "hunyuan-moe": ("intermediate_size", "num_shared_expert"),

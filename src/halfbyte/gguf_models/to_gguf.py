@@ -34,7 +34,7 @@ from .config import settings_of
 from .names import INPUTS_FIRST, ONE_ROW, row_order, unsupported
 from .pairs import Header, metadata_of, pair
 from .rotation import attention_factor, stored_factors
-from .stated import CONSTANT, SAME_MODEL, SHARED_WIDTHS, STATED
+from .stated import CONSTANT, SAME_MODEL, SHARED_WIDTHS, STATED, UNSTATED
 from .view import INTERLEAVED
 
 _NEEDED = (
@@ -352,7 +352,7 @@ class GGUFView(View):
         def get(name: str) -> Any:
             """A field; `a.b` is field b of the configuration in field a."""
             outer, _, inner = name.rpartition(".")
-            return getattr(getattr(self.settings, outer) if outer else self.settings, inner, None)
+            return _one(getattr(getattr(self.settings, outer) if outer else self.settings, inner, None))
 
         hidden, kv = int(self.settings.hidden_size), get("num_key_value_heads") or self.heads
         rope = _main_rope(self.settings)
@@ -415,7 +415,7 @@ class GGUFView(View):
                     continue  # the reader has the tensor of its factors in their place
             if isinstance(value, dict) and not isinstance(own, dict):
                 own = vars(own)  # a configuration within the configuration
-            if not _equal(value, own):
+            if not _equal(value, own if isinstance(value, list) else _one(own)):
                 different.append(f"{name} is {own!r}, a GGUF of {self.arch} says {value!r}")
         if different:
             raise UnsupportedError(
@@ -447,6 +447,12 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, float) or isinstance(b, float):
         return bool(np.float32(a) == np.float32(b)) if isinstance(a, (int, float)) and isinstance(b, (int, float)) else a == b
     return bool(a == b)
+
+
+def _one(value: Any) -> Any:
+    """A list of one number a layer, all equal, as that number."""
+    same = isinstance(value, list) and value and all(isinstance(v, (int, float)) and v == value[0] for v in value)
+    return value[0] if same else value
 
 
 def _comparable(rope: Any) -> Any:
@@ -530,6 +536,7 @@ def architecture_for(source: Checkpoint, model_type: str) -> tuple[str, Architec
     if wanted == MIXTRAL.model_type:
         return "llama", MIXTRAL
     names = [name for name, a in ARCHITECTURES.items() if a.model_type == wanted]
+    names.sort(key=lambda name: ARCHITECTURES[name].task != "text")  # Gemma 3's encoder is no Gemma 3
     if not names:
         known = sorted({a.model_type for a in ARCHITECTURES.values()} | {MIXTRAL.model_type, *SAME_MODEL})
         raise UnsupportedError(
@@ -541,5 +548,10 @@ def architecture_for(source: Checkpoint, model_type: str) -> tuple[str, Architec
     if feature := unsupported(ARCHITECTURES[name]):
         raise UnsupportedError(
             f"[convert] {source.path}: {model_type} changes tensors on the way into a GGUF ({feature}); give --like"
+        )
+    if name in UNSTATED:
+        raise UnsupportedError(
+            f"[convert] {source.path}: the key-values of a GGUF of {name} ({model_type}) are read here and not written; give "
+            "--like a GGUF of the same model"
         )
     return name, ARCHITECTURES[name]
