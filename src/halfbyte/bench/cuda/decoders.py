@@ -90,7 +90,7 @@ def instructions(kernel: Any) -> int | None:
 
 def weights_for(n: int, k: int, kind: int) -> list[CudaWeight]:
     """Copies of one weight whose table is the one that `kind` reads."""
-    q = to_device(random_weight("nf4:g32", n, k, 0), "cuda")
+    q = to_device(random_weight("nf4:g32", n, k, 0), "cuda", lanes=False)
     if kind == PLACES["bytes"]:
         planes = torch.from_numpy(byte_planes(element_table("e2m1", 4).astype(np.float16)))
         q = replace(q, table=planes.cuda().view(torch.float32))

@@ -48,7 +48,7 @@ def tune(
     if not ms or torch.cuda.get_device_capability()[0] != 9:
         return []
     x = torch.zeros(1, 4096, dtype=torch.float16)
-    chosen = [c for c in formats if fused.refusal(x, to_device(random_weight(c, 16, 4096, 0), "cpu")) is None]
+    chosen = [c for c in formats if fused.refusal(x, to_device(random_weight(c, 16, 4096, 0), "cpu", lanes=True)) is None]
     todo = [(c, t) for c in chosen for t in sorted({t for m in ms for t in candidates(m)}, key=str)]
     if jobs > 1 and todo:
         with multiprocessing.get_context("spawn").Pool(jobs) as pool:
