@@ -33,7 +33,8 @@ FORMATS = ("int4:g128", "mxfp4", "nvfp4", "uint4:g32", "affine4:g64", "q4_K", "q
            "nf4:g64", "uint3:g64")  # fmt: skip
 DEEP = ("mxfp4", "uint3:g64")
 """Formats that go through every schedule; the others through dequantize and the fragment kernel."""
-SHORT = {80: ("mxfp4",), 89: ("mxfp8_e4m3",), 90: ("nvfp4", "q4_K", "uint3:g64"), 100: ("affine8:g64",), 120: ("mxfp8_e4m3",)}
+SHORT = {80: ("mxfp4", "q6_K"), 89: ("mxfp8_e4m3",), 90: ("nvfp4", "q4_K", "uint3:g64"), 100: ("affine8:g64",),
+         120: ("mxfp8_e4m3", "nf4:g64")}  # fmt: skip
 SHAPES = {
     "linear": FusedTile(64, 1, 2, 4), "experts": FusedTile(32, 2, 2, 4), "deep": FusedTile(64, 1, 2, 8, deep=2),
     "narrow": FusedTile(32, 1, 1, 8, deep=4), "two": FusedTile(192, 1, 2, 4), "few": FusedTile(160, 1, 2, 4, ahead=0),

@@ -195,9 +195,9 @@ def test_case_44_gates_and_ups_with_a_factor_each(dtype, gate):
 
 def test_what_is_not_served_is_a_sentence():
     cuda()
-    up, down = block("int3:g64", 5)
+    up, down = block("uint7:g64", 5)
     pu, pd = ops.prepare(up, device="cuda"), ops.prepare(down, device="cuda")
     x = torch.randn(2, K, device="cuda", dtype=torch.float16)
     index, share = routing(2, 2, 5)
-    with pytest.raises(BackendError, match=r"\[experts\] experts on CUDA take 4- and 8-bit codes"):
+    with pytest.raises(BackendError, match=r"\[experts\] experts on CUDA take codes of up to 6 and of 8 bits"):
         ops.experts(x, pu, pd, index, share)

@@ -50,9 +50,11 @@ def supports_pdl(device: torch.device) -> bool:
     return capability(device)[0] >= 9
 
 
-def has_wgmma(device: torch.device | str) -> bool:
-    """True where the matrix unit takes `wgmma`: capability 9."""
-    return capability(torch.device(device))[0] == 9
+def reads_lanes(device: torch.device | str) -> bool:
+    """True where `mma` reads lane order: every GPU that the kernels run on, not the interpreter's
+    CPU.
+    """
+    return capability(torch.device(device))[0] >= 8
 
 
 def converts_fp8(device: torch.device) -> bool:

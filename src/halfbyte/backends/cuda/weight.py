@@ -92,8 +92,8 @@ LANE_ELEMENTS = {1: ("uint",), 2: ("uint", "int"), 3: ("uint", "int"), 4: TABLES
 
 
 def in_lanes(fmt: Format, k: int) -> bool:
-    """True for weights that are kept in lane order where the wgmma kernel reads them: of up to two
-    bit planes, tables of 16 values, and what has two levels of scales, in groups as `in_fragments`.
+    """True for weights that are kept in lane order for `mma` and `wgmma`: of up to two bit planes,
+    tables of 16 values, and what has two levels of scales, in groups as `in_fragments`.
     """
     if fmt.element not in LANE_ELEMENTS.get(fmt.bits, ()) or in_fragments(fmt, k) or (fmt.bias and fmt.scale == "float32"):
         return False
@@ -302,14 +302,14 @@ def _scales_half(q: QTensor) -> bool:
 def to_device(q: QTensor, device: Any, lanes: bool | None = None) -> CudaWeight:
     """The weight in GPU order on `device`. Parts are converted one at a time, so that host memory
     has no second copy of the whole weight. `lanes`: whether formats of `in_lanes` lie in lane
-    order; None: where the device has wgmma, which is what reads it.
+    order; None: on every GPU.
     """
     from .arrange import by_tiles
 
     fmt, k = q.format, q.shape[-1]
     codes, order = sort_by_group(q, "cuda")
     fragments = in_fragments(fmt, k)
-    lanes = (gpu.has_wgmma(device) if lanes is None else lanes) and in_lanes(fmt, k)
+    lanes = (gpu.reads_lanes(device) if lanes is None else lanes) and in_lanes(fmt, k)
 
     def spread(part: NDArray[Any]) -> Any:
         """Per-group values in the order of the codes."""

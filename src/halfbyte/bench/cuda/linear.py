@@ -36,7 +36,7 @@ from ..records import rates
 from ..weights import random_weight
 from .decoders import time_decoders
 from .peers import PEERS, TritonKernels, TritonKernelsExperts
-from .timing import ROTATE_BYTES, UNFIT, copies, graph_time_us, limits, on_hopper, read_kernel, stack_of
+from .timing import ROTATE_BYTES, UNFIT, copies, graph_time_us, lane_order, limits, read_kernel, stack_of
 
 
 def candidates(kind: str, words: int, m: int) -> list[Any]:
@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
         jobs = []
         for codec in formats:
             for k in sorted({k for _, k in shapes}):
-                one = to_device(random_weight(codec, 16, k, 0), "cpu", on_hopper())
+                one = to_device(random_weight(codec, 16, k, 0), "cpu", lane_order())
                 for m in ms:
                     for kind in kinds_of(one, m) if args.tune else ["linear"]:
                         tiles = candidates(kind, one.words, m) if args.tune else [None]

@@ -22,7 +22,7 @@ from ...backends.cuda.tuning.table import Entry
 from ...backends.cuda.weight import nbytes, to_device
 from ..weights import random_weight
 from .linear import compile_tile
-from .timing import ROTATE_BYTES, UNFIT, copies, graph_time_us, on_hopper
+from .timing import ROTATE_BYTES, UNFIT, copies, graph_time_us, lane_order
 from .tune_wgmma import tune as tune_fused
 
 CANDIDATES: dict[int, tuple[tuple[Any, ...], ...]] = {
@@ -49,7 +49,7 @@ def tune(
     """
     later = tune_fused(shapes, formats, ms, jobs, report)
     ms = [m for m in ms if m <= max(CANDIDATES)]
-    weights = {codec: to_device(random_weight(codec, 16, 4096, 0), "cpu", on_hopper()) for codec in formats}
+    weights = {codec: to_device(random_weight(codec, 16, 4096, 0), "cpu", lane_order()) for codec in formats}
     chosen = [codec for codec in formats if weights[codec].fragments]
     ks = sorted({k for _, k in shapes})
     todo = [(codec, k, m, "fragments", t, "float16") for codec in chosen for k in ks for m in ms for t in tiles_for(m)]

@@ -109,8 +109,7 @@ def mixture(
 def refusal(w: CudaWeight, x: Any) -> str | None:
     """The sentence why the kernels above cannot serve, or None."""
     if not w.fragments:
-        elsewhere = "; K-quants, tables and the other widths up to 6 bits need compute capability 9"
-        return f"experts on CUDA take 4- and 8-bit codes in groups of 16, 32 or whole 64s, not {w.format.name}{elsewhere}"
+        return f"experts on CUDA take codes of up to 6 and of 8 bits in groups of 16, 32 or whole 64s, not {w.format.name}"
     if x.element_size() != 2:
         return f"experts on CUDA take float16 and bfloat16 activations, not {x.dtype}"
     return None

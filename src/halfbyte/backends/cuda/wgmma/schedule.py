@@ -54,7 +54,7 @@ def pays(m: int, w: CudaWeight) -> bool:
     bench --device cuda --sweep`).
     """
     n, k = w.shape[-2:]
-    least = FEW_INPUTS_LEAST if k < FEW_INPUTS and n < MANY_ROWS else LEAST_TOKENS
+    least = FEW_INPUTS_LEAST if k < FEW_INPUTS and n < MANY_ROWS and not w.lanes else LEAST_TOKENS
     return m >= least and not (n <= FEW_ROWS and m > FEW_ROWS_MOST)
 
 
