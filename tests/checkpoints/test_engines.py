@@ -120,7 +120,7 @@ def test_vllm_multiplies_blocks_of_fp8_on_amx(block, flags, want, tmp_path, monk
     rows, columns = block or (128, 128)
     tensors = {
         f"{AT}mlp.up_proj.weight": np.zeros((128, 128), ml_dtypes.float8_e4m3fn),
-        f"{AT}mlp.up_proj.weight_scale_inv": np.ones((128 // rows, 128 // columns), np.float32),
+        f"{AT}mlp.up_proj.weight_scale{'_inv' if block else ''}": np.ones((128 // rows, 128 // columns), np.float32),
     }
     config = {"quant_method": "fp8", "activation_scheme": "dynamic"} | ({"weight_block_size": block} if block else {})
     path = folder(tmp_path, tensors, {"quantization_config": config})
@@ -364,6 +364,9 @@ BY_NAME = [
     ("vllm", ("compressed-tensors", {"bits": "uint4:g32"}), ""),
     ("vllm", ("awq", {"bits": "uint8:g32"}), "AWQ words of 4 bits"), ("gptqmodel", ("awq", {"bits": "uint8:g32"}), "AWQ words"),
     ("vllm", ("awq", {"bits": "uint4:g32"}), ""), ("gptqmodel", ("awq", {"bits": "uint4:g32"}), ""),
+    ("vllm", ("auto-round", {"packing_format": "auto_round"}), "of packing_format vLLM reads"),
+    ("vllm", ("auto-round", {"packing_format": "auto_round:auto_gptq"}), ""), ("vllm", ("auto-round",), ""),
+    ("vllm", ("compressed-tensors", {"quant_method": "sparseml"}), "no quant_method sparseml"),
     ("vllm", ("awq", {"key": "mlp.gate_proj", "bits": "uint4:g32", "modules_to_not_convert": ["mlp.gate"]}), "parts of names"),
     ("vllm", ("awq", {"key": "mlp.up_proj", "bits": "uint4:g32", "modules_to_not_convert": ["mlp.gate"]}), ""),
     ("vllm", ("awq", {"key": "mlp.up_proj", "bits": "uint4:g32", "modules_to_not_convert": None}), ""),
@@ -494,6 +497,29 @@ def test_transformers_and_the_files_of_a_folder(tmp_path):
 @pytest.mark.parametrize(("listed", "want"), [([[A.split(".", 1)[-1]]], "fine"), ([["mlp.up_proj"]], "refused"), (None, "fine")])
 def test_vllm_wants_dense_what_a_list_of_gptq_leaves_out(listed, want, tmp_path):
     assert verdict(gptq(tmp_path, modules_in_block_to_quantize=listed), "vllm")[0] == want
+
+
+@pytest.mark.parametrize("other", ["dense", "8 bits", "same"])
+def test_vllm_fuses_projections_of_one_kind(other, tmp_path):
+    tensors = under(f"{AT}mlp.gate_proj", gptq_weight())
+    if other == "dense":
+        tensors[f"{AT}mlp.up_proj.weight"] = np.zeros((16, 64), np.float16)
+    else:
+        tensors |= under(f"{AT}mlp.up_proj", gptq_weight(bits=8, stored_zero=127) if other == "8 bits" else gptq_weight())
+    config = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 32, "sym": True}
+    config["extra_config"] = {f"{AT}mlp.up_proj": {"bits": {"dense": 16, "8 bits": 8, "same": 4}[other]}}
+    path = folder(tmp_path, tensors, {"quantization_config": config})
+    assert verdict(path, "vllm")[0] == ("fine" if other == "same" else "refused")
+
+
+@pytest.mark.parametrize(("block", "want"), [(None, "refused"), ([32, 32], "fine")])
+def test_vllm_reads_weight_scale_inv_with_blocks_alone(block, want, tmp_path):
+    tensors = {
+        f"{A}.weight": np.zeros((32, 32), ml_dtypes.float8_e4m3fn),
+        f"{A}.weight_scale_inv": np.ones((1, 1) if block else (), np.float32),
+    }
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": block}
+    assert verdict(folder(tmp_path, tensors, {"quantization_config": config}), "vllm")[0] == want
 
 
 def test_mlx_lm_merges_a_stray_file(tmp_path):

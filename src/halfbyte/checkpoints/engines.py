@@ -514,6 +514,41 @@ def _dynamic(f: Facts) -> str:
     return "+" if isinstance(rules, dict) and rules and signs != {"-"} else "-" if signs else ""
 
 
+VLLM_AUTOROUND = frozenset({"auto_round:auto_gptq", "auto_round:auto_awq", "auto_round:fp8", "auto_round:llm_compressor"})
+"""`packing_format`s that vLLM 0.32 reads (quantization/inc/inc.py)."""
+
+
+def _other_packing(f: Facts) -> bool:
+    return str(f.config.get("packing_format", "auto_round:auto_gptq")) not in VLLM_AUTOROUND
+
+
+def _other_method(f: Facts) -> bool:
+    return bool(f.config.get("quant_method", "compressed-tensors") != "compressed-tensors")
+
+
+def _partly_packed(f: Facts) -> bool:
+    """A packed projection that is fused with one that is dense or has other words."""
+    if f.info is None or f.info.format is None:
+        return False
+    path, _, last = f.info.key.rpartition(".")
+    for name in next((group for group in FUSED if last in group), ()):
+        key = f"{path}.{name}"
+        if name == last:
+            continue
+        if f"{key}.weight" in f.checkpoint or (key in f.checkpoint and f.checkpoint.info(key).format != f.info.format):
+            return True
+    return False
+
+
+def _one_scale_inv(f: Facts) -> bool:
+    """One scale for a matrix under the name that block scales have."""
+    shards = getattr(f.checkpoint, "shards", None)
+    return (
+        f.info is not None and shards is not None and not f.config.get("weight_block_size")
+        and f"{f.info.key}.weight_scale_inv" in shards
+    )  # fmt: skip
+
+
 def _skipped_by_part(f: Facts) -> bool:
     """A packed weight whose name contains one of `modules_to_not_convert`."""
     listed = f.config.get("modules_to_not_convert")
@@ -631,6 +666,15 @@ RULES: tuple[Rule, ...] = (
     Rule("vllm", ("gptq",), REFUSED,
          "modules_in_block_to_quantize leaves the module out, for which vLLM then wants a dense weight", OBSERVED, _unlisted),
     Rule("vllm", ("gptq",), REFUSED, "vLLM wants zero points, and the file's are empty", OBSERVED, _no_zero_points, to="gptq-v2"),
+    Rule("vllm", ("auto-round",), REFUSED, f"of packing_format vLLM reads {', '.join(sorted(VLLM_AUTOROUND))}", OBSERVED,
+         _other_packing, whole=True),
+    Rule("vllm", ("auto-round", "awq", "compressed-tensors", "fp8", "modelopt"), REFUSED,
+         "projections that vLLM fuses (q, k, v; gate, up) are packed in other words, or some of them dense", OBSERVED,
+         _partly_packed),
+    Rule("vllm", ("compressed-tensors",), REFUSED, "vLLM has no quant_method sparseml, as older files call compressed-tensors",
+         OBSERVED, _other_method, to="compressed-tensors", whole=True),
+    Rule("vllm", ("fp8",), REFUSED, "one scale for a matrix is called weight_scale_inv, which vLLM reads with blocks alone",
+         OBSERVED, _one_scale_inv),
     Rule("vllm", ("awq",), REFUSED,
          "modules_to_not_convert is compared by parts of names: mlp.gate makes mlp.gate_proj dense, which is packed", OBSERVED,
          _skipped_by_part, to="compressed-tensors"),
