@@ -18,7 +18,7 @@ pytest.importorskip("huggingface_hub")
 
 import halfbyte as hb
 from halfbyte.checkpoints.hub import HubName, HubWarning, local_copy, parse_name, repository
-from halfbyte.checkpoints.hub.repository import PATIENCE
+from halfbyte.checkpoints.hub.repository import PATIENCE, human
 from halfbyte.cli import main
 from halfbyte.errors import CheckpointError
 from support.gguf_writer import GGUF, Q8_0, Tensor
@@ -44,6 +44,15 @@ def shards(tmp_path: Path) -> dict[str, bytes]:
     index = {f"{A}.{s}": SHARDS[0] for s in big()} | {f"{B}.{s}": SHARDS[0] for s in ("scales", "biases")}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index | {f"{B}.weight": SHARDS[1]}}))
     return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1234, "1.23 kB"), (999_499, "999 kB"), (999_500, "1 MB"), (10**9 - 1, "1 GB"),
+     (25 * 10**9, "25 GB"), (3 * 10**12, "3 TB")],
+)  # fmt: skip
+def test_bytes_have_three_digits_and_a_unit(nbytes, text):
+    assert human(nbytes) == text
 
 
 @pytest.fixture

@@ -55,3 +55,14 @@ def check_order(target: str, found: list[int], own: int, act_order: bool) -> Non
         assert smaller == sorted(smaller, reverse=True)
         assert set(smaller) == ({s for s in (16, 32, 64, 128) if s < whole and whole % s == 0} if act_order else set())
         assert others == []
+
+
+@pytest.mark.parametrize("layout", [name for name, found in LAYOUTS.items() if found.holds])
+@pytest.mark.parametrize("word", ["int4:g32", "uint4:g32", "affine4:g32", "int8:channel", "uint3:g64"])
+def test_an_integer_weight_tries_integers_under_one_level_of_scales(layout, word):
+    """Codebooks, small floats and super-blocks only where the layout has no such format."""
+    q = packed(word, (4, INPUTS))
+    tried = [f for f in candidates(q, goal_named(layout)) if f != q.format]
+    plain = [f for f in map(format_named, codecs_of(layout)) if f.element in ("int", "uint") and not f.super_size]
+    if plain:
+        assert all(f.element in ("int", "uint") and not f.super_size for f in tried)

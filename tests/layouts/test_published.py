@@ -290,6 +290,14 @@ def test_case_61_autorounds_float_formats(tmp_path: Path):
     scaled = {"bits": 8, "data_type": "fp", "fmt": "e4m3", "activation_scheme": "dynamic", "act_group_size": 0}
     cases: list[tuple[dict, dict, np.ndarray]] = [
         (compressed, {"weight_packed": nibbles(codes), "weight_scale": exponents}, E2M1[codes] * powers),
+        (
+            {**compressed, "data_type": "mx_fp_rceil"}, {"weight_packed": nibbles(codes), "weight_scale": exponents},
+            E2M1[codes] * powers,
+        ),
+        (
+            {**compressed, "data_type": "mx_fp_rceil", "bits": 8}, {"weight": fp8, "weight_scale": exponents},
+            fp8.astype(np.float64) * powers,
+        ),
         ({**compressed, "bits": 8}, {"weight": fp8, "weight_scale": exponents}, fp8.astype(np.float64) * powers),
         (
             {**compressed, "data_type": "nv_fp", "group_size": 16, "act_data_type": "nv_fp4_with_static_gs"},
@@ -329,6 +337,9 @@ def test_case_61_autorounds_float_formats(tmp_path: Path):
      ({"packing_format": "auto_round:fp8", "data_type": "fp", "bits": 8, "fmt": "e5m2"}, "fmt is 'e5m2'"),
      ({"packing_format": "auto_round:fp8", "data_type": "fp", "bits": 8, "group_size": -2}, "group_size is -2"),
      ({"extra_config": {"model.layers.0.mlp.down_proj": {"group_size": 0}}}, "down_proj.group_size is 0"),
+     *(({"packing_format": "auto_round:llm_compressor", "data_type": kind, "bits": bits}, f"{kind}.* of {bits} bits")
+       for kind, bits in (("mx_fp", 9), ("mx_fp_rceil", 9), ("mx_fp_rceil", 5), ("mx_fp", 3), ("nv_fp", 8), ("nv_fp", 5))),
+     ({"packing_format": "auto_round:fp8", "data_type": "fp", "bits": 9}, "of 9 bits"),
      ({"rotation_config": {"hadamard_type": "hadamard"}}, "rotation_config rotates the inputs")],
 )  # fmt: skip
 def test_case_61_what_autoround_writes_besides_is_refused_by_name(change: dict, says: str, tmp_path: Path):

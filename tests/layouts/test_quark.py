@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from halfbyte.errors import LayoutError, UnsupportedError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
+from halfbyte.layouts.quark import QuarkConfig
 from support.random_tensors import finite_tensor, random_tensor
 
 QUARK = LAYOUTS["quark"]
@@ -65,3 +67,35 @@ def test_words_run_along_the_outputs_in_groups_and_along_the_inputs_in_rows(fmt,
 def test_one_scale_of_a_matrix_is_a_scalar_and_one_a_row_a_vector(fmt, rows, shape) -> None:
     q = finite_tensor(fmt, (rows, 60), 3)
     assert QUARK.pack(q, QUARK.config(q))["weight_scale"].shape == shape
+
+
+@pytest.mark.parametrize("word", ["mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "nvfp4", "fp8_e4m3:channel", "int8:channel"])
+def test_a_second_level_of_scales_is_nvfp4s_and_a_zero_point_an_integers(word: str) -> None:
+    q = random_tensor(format_named(word), (16, 64), 1)
+    config = QUARK.config(q)
+    tensors = QUARK.pack(q, config)
+    assert ("weight_scale_2" in tensors) == (word == "nvfp4")
+    back = QUARK.unpack(tensors, config)
+    assert back.format == q.format
+    assert np.array_equal(back.dequantize(), q.dequantize(), equal_nan=True)
+    if word != "nvfp4":
+        with pytest.raises(LayoutError, match=r"weight_scale_2.* has one level of scales; wanted nvfp4"):
+            QUARK.describe({**tensors, "weight_scale_2": np.array(1.0, np.float32)}, config)
+    if not word.startswith("int8"):
+        with pytest.raises(LayoutError, match="weight_zero_point.* has no zero point"):
+            QUARK.describe({**tensors, "weight_zero_point": np.zeros((), np.int8)}, config)
+
+
+@pytest.mark.parametrize(("dtype", "refused"), [("int4", True), ("uint4", True), ("int8", False), ("fp8_e4m3", False)])
+def test_words_of_4_bits_have_zero_points_of_int32(dtype: str, refused: bool) -> None:
+    def read(zero_point_type: str | None) -> object:
+        weight = {"dtype": dtype, "qscheme": "per_channel", "symmetric": dtype != "uint4", "zero_point_type": zero_point_type}
+        return QuarkConfig({"quant_method": "quark", "global_quant_config": {"weight": weight}}, "config.json")
+
+    assert read(None) is not None
+    assert read("int32") is not None
+    if refused:
+        with pytest.raises(UnsupportedError, match="zero_point_type is 'int8'"):
+            read("int8")
+    else:
+        assert read("int8") is not None

@@ -177,6 +177,14 @@ def test_float8_scales_by_row_tensor_and_tile() -> None:
         assert check_round_trip(TORCHAO, tensors, {"block_size": block}).format == fmt
 
 
+@pytest.mark.parametrize("shape", [(0, 2), (2, 0), (0, 0), (4,)])
+@pytest.mark.parametrize("config", [{}, {"block_size": [2, 32]}])
+def test_a_float8_scale_of_another_number_is_refused(shape: tuple[int, ...], config: dict) -> None:
+    tensors = {"weight_qdata": np.zeros((4, 64), E4M3), "weight_scale": np.ones(shape, np.float32)}
+    with pytest.raises(LayoutError, match="for a float8 weight of"):
+        TORCHAO.unpack(tensors, config)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     rng = np.random.default_rng(0)
     six, _ = foreign("mxfp6", rng)

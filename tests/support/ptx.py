@@ -70,6 +70,7 @@ def run(text, registers, each=1):
     shuffles the arrays are warps of 32 lanes, `each` elements a lane.
     """
     size = next(iter(registers.values())).shape
+    assert text.count("{") == text.count("}"), text
     for statement in text.split(";"):
         statement = statement.lstrip("{} \n").strip()  # scopes; names are told apart anyway
         if statement and not statement.startswith(".reg"):

@@ -44,7 +44,7 @@ def human(nbytes: int) -> str:
     """Bytes in decimal units."""
     size, unit = float(nbytes), "B"
     for larger in ("kB", "MB", "GB", "TB"):
-        if size < 1000:
+        if size < 999.5:  # 1000 of three digits
             break
         size, unit = size / 1000, larger
     return f"{size:.3g} {unit}"
