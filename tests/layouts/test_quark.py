@@ -82,7 +82,7 @@ def test_a_second_level_of_scales_is_nvfp4s_and_a_zero_point_an_integers(word: s
         with pytest.raises(LayoutError, match=r"weight_scale_2.* has one level of scales; wanted nvfp4"):
             QUARK.describe({**tensors, "weight_scale_2": np.array(1.0, np.float32)}, config)
     if not word.startswith("int8"):
-        with pytest.raises(LayoutError, match="weight_zero_point.* has no zero point"):
+        with pytest.raises(LayoutError, match=r"weight_zero_point.* has no zero point"):
             QUARK.describe({**tensors, "weight_zero_point": np.zeros((), np.int8)}, config)
 
 
