@@ -95,10 +95,28 @@ def test_a_text_ends_at_every_token_the_file_names(tmp_path, monkeypatch):
     assert end_tokens(model, tokenizer) == {2, 7, 9}
 
 
-# A family of each kind of cache: recurrent states, convolutions, latent keys, keys of another
-# layer.
+# A family of each kind of cache: recurrent states, convolutions, latent keys, an indexer's keys,
+# windows with sinks, keys of another layer.
 @pytest.mark.parametrize(
-    "case", ["smallthinker", "mamba", "mamba2", "falcon-h1", "lfm2", "qwen35", "deepseek2", "gemma4", "llama4"]
+    "case",
+    [
+        "smallthinker",
+        "mamba",
+        "mamba2",
+        "falcon-h1",
+        "lfm2",
+        "qwen35",
+        "deepseek2",
+        "gemma4",
+        "llama4",
+        "kimi-linear",
+        "deepseek32",
+        "glm-dsa",
+        "mimo2",
+        "laguna",
+        "granite_swa:moe",
+        "minicpm3",
+    ],
 )
 def test_cached_steps_choose_the_tokens_of_whole_passes(tmp_path, case):
     model, tokenizer = load_model(write_family(tmp_path / "m.gguf", case, family_model(case)))

@@ -33,6 +33,7 @@ NO_MODEL = "transformers has no such model"
 NO_DECODER = "it does not continue text, and has no table here: an encoder, a projector or a decoder of sound or drafts"
 NO_TABLE = "its tensors have no table here yet, though transformers has the model"
 NO_FORMAT = "llama.cpp has its name alone: no files are written, and it does not run them"
+WHOLE_HEADS = "its files rotate half of each head, and transformers' class of it the whole"
 WITH_VISION = "transformers has it only together with the tower for images, whose tensors the file does not have"
 
 _GROUPS = {
@@ -41,8 +42,9 @@ _GROUPS = {
         "bailingmoe llada llada-moe dream grovemoe rnd1 cogvlm spark2_5 kimi-k3 talkie nanbeige deepseek"
     ),
     NO_DECODER: ("clip nomic-bert-moe neo-bert jina-bert-v2 wavtokenizer-dec eagle3 dflash gemma4-assistant qwen3tts pockettts"),
-    NO_TABLE: "bailingmoe3 dbrx deepseek4 dots3note hrm_text hy_v4 minimax-01 minimax-m3 qwen4exp",
+    NO_TABLE: "bailingmoe3 dbrx deepseek4 dots3note hrm_text hy_v4 minimax-m3 qwen4exp",
     NO_FORMAT: "gptj",
+    WHOLE_HEADS: "minimax-01",
     WITH_VISION: "chameleon deepseek2-ocr glm5-next muse-glimmer step35",
 }
 UNREAD: dict[str, str] = {name: why for why, names in _GROUPS.items() for name in names.split()}
