@@ -176,7 +176,7 @@ def test_steps_keep_the_kernels_rules(group, units, m, warps, step, columns):
     assert tokens >= min(m, 8)
 
 
-@pytest.mark.parametrize("family", ["int", "affine", "biased", "e2m1", "fine", "wide", "planes", "supers"])
+@pytest.mark.parametrize("family", ["int", "affine", "biased", "e2m1", "fine", "wide", "planes", "supers", "fine supers"])
 def test_every_m_and_shape_has_a_tile(family):
     for m in range(1, 300):
         for units, n in ((1, 16), (45, 2880), (64, 4096), (64, 14336), (224, 4096)):

@@ -186,7 +186,7 @@ def test_blocks_of_experts_equal_the_reference(word, dtype):
         pu, pd = ops.prepare(up, device="cuda"), ops.prepare(down, device="cuda")
         biases = [torch.randn(experts, n, device="cuda").to(dtype) * 0.1 for n in (up.shape[1], h)]
         for m, top in ((7, 3), (150, 2)):
-            x = (torch.randn(m, k, device="cuda") * (0.001 if word == "nvfp4" else 0.05)).to(dtype)
+            x = (torch.randn(m, k, device="cuda") * (0.001 if word == "nvfp4" else 0.0002 if word in SUPERS else 0.05)).to(dtype)
             index, share = routing(m, top, m, experts)
             kind = GATES[gate]
             assert fused_experts.serves(x, (pu.data,), pd.data, kind, interleaved)

@@ -241,7 +241,7 @@ def _schedule_of(x: Any, packed: Any) -> str:
     """`CUDABackend.schedule_of` without its cache."""
     launch, _, fused = _modules()
     m, single = x.shape[0], x.element_size() == 4
-    if m > 16 and fused.refusal(x, packed) is None and fused.pays(m, packed):
+    if m > 4 and fused.refusal(x, packed) is None and fused.pays(m, packed):
         return "fused"
     if m > (8 if single else SMALL_M if packed.fragments and not packed.lanes else PLANES_SMALL_M):
         return "dequantize_then_gemm"

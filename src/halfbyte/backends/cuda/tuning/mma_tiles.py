@@ -71,16 +71,27 @@ MANY_ROWS = 8192
 """
 
 LANE_TILES: dict[int, dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]] = {
-    8: dict.fromkeys(("planes", "supers"), ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1))),
-    16: {"planes": ((2, 2, 8, 1, 4), (2, 2, 8, 1, 4)), "supers": ((2, 2, 8, 1, 2), (2, 2, 8, 1, 2))},
+    2: dict.fromkeys(("planes", "supers", "fine supers"), ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1))),
+    8: {
+        "planes": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1)),
+        "supers": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1)),
+        "fine supers": ((2, 1, 8, 1, 2, 2), (1, 1, 16, 1, 4, 1)),
+    },
+    16: {
+        "planes": ((2, 2, 8, 1, 4), (1, 2, 16, 1, 4, 1)),
+        "supers": ((2, 2, 8, 1, 2), (2, 2, 8, 1, 2)),
+        "fine supers": ((2, 2, 8, 1, 2), (2, 2, 8, 1, 2)),
+    },
 }
-"""Tiles of lane order, with one level of scales and with two; measured at n = k = 4096 on an H200."""
+"""Tiles of lane order with one level of scales, and of two levels, in groups of 16 `fine`; measured
+at n = 4096 and 14336, k = 4096 on an H200.
+"""
 FRAGMENT_TILES: dict[int, dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]] = {
     # tokens up to: {family (launch.family_of; `biased` without a row is `affine`): (tile for few
     # rows, tile for many rows)}
     2: {"wide": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1)),
         "int": ((1, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 2)), "affine": ((1, 1, 16, 1, 4, 1), (1, 1, 8, 1, 8, 2)),
-        "e2m1": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1)), **LANE_TILES[8]},
+        "e2m1": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1)), **LANE_TILES[2]},
     8: {"wide": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1)),
         "int": ((1, 1, 16, 1, 4, 1), (2, 1, 16, 1, 4, 1)), "affine": ((1, 1, 16, 1, 4, 1), (2, 1, 16, 1, 4, 1)),
         "e2m1": ((1, 1, 16, 1, 4, 1), (1, 1, 16, 1, 4, 1)), **LANE_TILES[8]},

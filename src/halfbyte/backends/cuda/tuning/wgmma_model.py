@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import astuple
 from typing import NamedTuple
 
 from ..weight import WORKSPACE_BYTES
-from .wgmma_costs import COSTS, MEASURED
+from .wgmma_costs import COSTS, MEASURED, SLOWER
 from .wgmma_tiles import FusedTile, WorkSplit
 
 
@@ -67,7 +68,9 @@ def bucket(m: int) -> int:
 
 def candidates(family: str, half: bool) -> dict[FusedTile, Costs]:
     """The tiles of a family of weights with their constants."""
-    return {FusedTile(*tile): Costs(*us) for tile, us in COSTS[family, half].items()}
+    times = SLOWER.get(family, {})
+    known = {FusedTile(*tile): Costs(*us) for tile, us in COSTS["wide" if times else family, half].items()}
+    return {tile: us._replace(unit=us.unit * times.get(astuple(tile), 1.0)) for tile, us in known.items()}
 
 
 _candidates = functools.cache(candidates)

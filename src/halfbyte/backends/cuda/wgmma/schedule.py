@@ -55,6 +55,8 @@ def pays(m: int, w: CudaWeight) -> bool:
     """
     n, k = w.shape[-2:]
     least = FEW_INPUTS_LEAST if k < FEW_INPUTS and n < MANY_ROWS and not w.lanes else LEAST_TOKENS
+    if n >= MANY_ROWS and (w.lanes or w.super_scales is not None) and group_elements(w) <= 32:
+        least = 5 if group_elements(w) == 16 else 9
     return m >= least and not (n <= FEW_ROWS and m > FEW_ROWS_MOST)
 
 
@@ -72,10 +74,12 @@ def activations(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
 
 def family_of(w: CudaWeight) -> str:
     """Weights that take the same time: `wide` of 8 bits, `e2m1`, in groups of 16 `fine`, `int`
-    without zero points or biases, `affine` with them. Planes and two levels of scales take the
-    tiles of `wide`, whose decoding takes as long.
+    without zero points or biases, `affine` with them; `supers` with two levels of scales, `planes`
+    of others in lane order.
     """
-    if w.format.bits == 8 or w.lanes or w.super_scales is not None:
+    if w.lanes or w.super_scales is not None:
+        return "planes" if w.super_scales is None else "supers"
+    if w.format.bits == 8:
         return "wide"
     if w.format.element == "e2m1":
         return "fine" if group_elements(w) == 16 else "e2m1"
@@ -102,7 +106,7 @@ def _steps(m: int, n: int, k: int, units: int, family: str, half: bool, most: in
 
 def warming_tokens(tokens: tuple[int, ...], w: CudaWeight, half: bool) -> list[int]:
     """Numbers of tokens in the range of `tokens` whose launches have every tile of the range."""
-    first, last = max(LEAST_TOKENS, min(tokens)), max(tokens)
+    first, last = max(5 if w.lanes or w.super_scales is not None else LEAST_TOKENS, min(tokens)), max(tokens)
     if first > last:
         return []
     n = w.shape[-2]
