@@ -80,8 +80,9 @@ def draw(cells: Cells, path: Path) -> None:
             x, y, error, _ = zip(*points, strict=True)
             at = np.asarray(x) + 0.012 * (shift - (len(drawn) - 1) / 2)
             panel.errorbar(at, y, yerr=error, fmt="os^dv"[shift % 5], capsize=2, label=method)
-        for bits, codec in sorted({(p[0], p[3]) for points in drawn.values() for p in points}):
-            panel.annotate(codec, (bits, 0), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, va="bottom", ha="right")
+        for bits, kl, _, codec in min(drawn.items())[1]:
+            panel.annotate(codec, (bits, kl), (-9, 0), textcoords="offset points", fontsize=7, va="center", ha="right")
+        panel.margins(x=0.2)
         panel.set(title=model, xlabel="bits a weight", ylabel="KL to the dense model, nats a token", ylim=(0, None))
         panel.legend(fontsize=8)
     figure.tight_layout()

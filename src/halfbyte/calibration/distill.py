@@ -33,7 +33,7 @@ from .trainable import TrainableWeight
 
 RATE = 2e-3
 """Of Adam, in units of a scale."""
-CODE_RATE = 5e-3
+CODE_RATE = 1e-2
 """Of Adam for the offsets of codes, in codes."""
 BATCH = 4
 """Sequences of a step."""
