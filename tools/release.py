@@ -20,7 +20,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SDIST_LIMIT = 1_000_000
+SDIST_LIMIT = 1 << 20
 """Bytes of the source distribution, at most."""
 PLATFORMS = {
     "manylinux x86-64": r"manylinux.*_x86_64", "manylinux aarch64": r"manylinux.*_aarch64",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import re
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
@@ -53,6 +55,25 @@ def test_this_tree_states_one_version():
     assert release.version_of()[1] == []
 
 
+def test_the_source_distribution_of_this_tree_is_small():
+    """What git tracks and scikit-build does not leave out, as a tar.gz."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("no git repository: the files of a source distribution are those that git tracks")
+    [excluded] = re.findall(
+        r"^sdist\.exclude = \[(.*?)\]", (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    left_out = tuple(f"{name}/" for name in re.findall(r'"(.+?)"', excluded))
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=9) as archive:
+        for name in listed.stdout.splitlines():
+            if not f"/{name}/".startswith(left_out) and (ROOT / name).is_file():
+                archive.add(ROOT / name, f"halfbyte-0.1.0/{name}")
+        assert "halfbyte-0.1.0/CMakeLists.txt" in archive.getnames()
+        assert not any(name.startswith("halfbyte-0.1.0/tests/") for name in archive.getnames())
+    assert 300_000 < len(packed.getvalue()) < release.SDIST_LIMIT
+
+
 @pytest.mark.parametrize("heading", ["Unreleased (1.2.0)", "1.2.0", "1.1.0 (2026-01-01)"])
 def test_a_changelog_without_the_release(heading):
     [problem] = release.changelog_problems(f"# Changelog\n\n## {heading}\n", "1.2.0")
@@ -79,7 +100,7 @@ def spoil_core(source, dist):
 
 def spoil_sdist(source, dist):
     with (dist / "halfbyte-1.2.0.tar.gz").open("ab") as file:
-        file.write(bytes(1_000_000))
+        file.write(bytes(1 << 20))
 
 
 SPOILT = {
@@ -87,7 +108,7 @@ SPOILT = {
     spoil_wheel: "no wheel for macOS arm64",
     spoil_tags: "tags cp312-cp312; cp310-abi3",
     spoil_core: "has the native core",
-    spoil_sdist: "below 1,000,000 are wanted",
+    spoil_sdist: "below 1,048,576 are wanted",
 }
 
 

@@ -244,8 +244,10 @@ def test_openais_client_talks_to_the_server(listening, loaded):
 
 @pytest.mark.ecosystem("applications")
 @pytest.mark.parametrize("batching", [True, False])
-def test_requests_at_the_same_time_get_the_replies_they_would_get_alone(folder, loaded, batching):
+def test_requests_at_the_same_time_get_the_replies_they_would_get_alone(folder, loaded, batching, monkeypatch):
+    """Batched ones are in one step together, in a cache of bounded memory."""
     from fastapi.testclient import TestClient
+    from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
     from halfbyte.transformers.serve import server
 
@@ -253,10 +255,18 @@ def test_requests_at_the_same_time_get_the_replies_they_would_get_alone(folder, 
     app = server(folder, name="tiny", batching=batching, chat_template=CHATML)
     assert not app.state.chatml
     replies: dict[int, str] = {}
+    together, schedule, before = [0], FIFOScheduler.schedule_batch, _peak()
+
+    def watched(self, *args, **kwargs):
+        scheduled = schedule(self, *args, **kwargs)
+        together.append(len(self.active_requests))
+        return scheduled
+
+    monkeypatch.setattr(FIFOScheduler, "schedule_batch", watched)
     with TestClient(app) as client:
 
         def ask(i: int) -> None:
-            body = {"prompt": f"<tok{7 + i}> <tok9>", "max_tokens": 5, "temperature": 0}
+            body = {"prompt": f"<tok{7 + i}> <tok9>", "max_tokens": 20, "temperature": 0}
             replies[i] = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
 
         threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
@@ -265,9 +275,11 @@ def test_requests_at_the_same_time_get_the_replies_they_would_get_alone(folder, 
         for thread in threads:
             thread.join(200)
     for i in range(4):
-        alone = Generation(model, tokenizer, f"<tok{7 + i}> <tok9>", max_tokens=5)
+        alone = Generation(model, tokenizer, f"<tok{7 + i}> <tok9>", max_tokens=20)
         list(alone)
-        assert replies[i].split() == tokenizer.decode(alone.tokens).split()
+        assert replies[i].split() == tokenizer.decode(alone.tokens, skip_special_tokens=True).split()
+    assert (max(together) > 1) == batching
+    assert _peak() - before < 1000
 
 
 async def _raw(port: int, body: dict, sent: float = 1.0, wait: bool = True) -> int | None:

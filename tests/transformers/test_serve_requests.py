@@ -167,6 +167,29 @@ def test_a_prompt_and_its_answer_fit_the_context(characters, wanted, message):
     assert [len(text) for text in counted] == ([characters] if characters <= 8 * TOKEN_LENGTH else [])
 
 
+def test_a_batch_is_sampled_alike():
+    """Transformers' batching would sample each request as the first, without stop strings."""
+    middleware = RequestCheck(
+        answer, name="m", count=len, context=64, max_prompt=64, hosts=None, batching=True
+    )  # fmt: skip
+
+    def ask(**fields) -> None:
+        middleware.check(COMPLETIONS, json.dumps({"prompt": "a", **fields}).encode())
+
+    with pytest.raises(RequestError, match="stop is not taken with --batching"):
+        ask(stop=["x"])
+    with pytest.raises(RequestError, match="the prompt has 65 tokens"):
+        ask(prompt="a" * 65, temperature=2)
+    ask(temperature=0.5, max_tokens=3)
+    ask(temperature=0.5, max_tokens=7)
+    for key, value in {"temperature": 0.6, "top_p": 0.5, "seed": 3, "presence_penalty": 1, "frequency_penalty": 1}.items():
+        with pytest.raises(RequestError, match=rf"{key} = .*; allowed with --batching: .* as in the first request") as caught:
+            ask(**{"temperature": 0.5, key: value})
+        assert caught.value.param == key
+    middleware.batching = False
+    ask(temperature=0.6, stop=["x"])
+
+
 def test_a_model_is_called_what_its_path_is_called(tmp_path, monkeypatch):
     (tmp_path / "blob").mkdir()
     (tmp_path / "model").symlink_to("blob")

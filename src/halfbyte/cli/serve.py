@@ -27,6 +27,9 @@ def serve(
     batching: Annotated[
         bool, typer.Option("--batching", help="Batch requests that come at the same time; else one waits for the other.")
     ] = False,
+    cache_tokens: Annotated[
+        int, typer.Option(min=256, help="With --batching, tokens of all conversations at once: what its cache holds.")
+    ] = 16384,
     cors: Annotated[bool, typer.Option("--cors", help="Allow requests from any origin.")] = False,
     activations: ActivationsOption = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
@@ -47,8 +50,8 @@ def serve(
     local = ("localhost", "127.0.0.1", "::1")
     hosts = None if host in ("0.0.0.0", "::", "") else (*local, host)
     app = server(path, name=name, cors=cors, hosts=hosts, max_prompt=max_prompt, chat_template=template, batching=batching,
-                 activations=activations, backend=backend, device=device, dtype=dtype, config=config_of(config),
-                 allow_unknown=allow_unknown or ())  # fmt: skip
+                 cache_tokens=cache_tokens, activations=activations, backend=backend, device=device, dtype=dtype,
+                 config=config_of(config), allow_unknown=allow_unknown or ())  # fmt: skip
     if app.state.chatml:
         complain("note: the tokenizer has no chat template; ChatML is used, which the model may not have been made for")
     import uvicorn

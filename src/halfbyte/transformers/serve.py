@@ -25,6 +25,12 @@ from ..generation.templates import CHATML, token_ids
 from .load import load_model
 from .serve_requests import RequestCheck
 
+PAGE = 256
+"""Tokens of a page of the cache with batching."""
+LARGEST_BATCH = 1024
+"""Tokens that one step of batching computes, of a prompt or one of each answer."""
+MOST_REQUESTS = 64
+"""Requests of a batch; further ones wait."""
 PACKAGES = ("fastapi", "openai", "pydantic", "uvicorn")
 """What transformers' serving modules use without a word when they are imported, and miss when they
 are called.
@@ -47,6 +53,7 @@ def server(
     max_prompt: int = 8192,
     chat_template: str | None = None,
     batching: bool = False,
+    cache_tokens: int = 16384,
     **options: Any,
 ) -> Any:
     """The application.
@@ -57,8 +64,11 @@ def server(
     max_prompt  most tokens of a prompt; the model's context if that is less (`serve_requests`)
     chat_template  a Jinja template in place of the tokenizer's own; ChatML where neither is given,
                 which `app.state.chatml` says
-    batching    requests at the same time are batched by transformers' continuous batching; without
-                it one waits for the other. Pages of its cache take memory from the start
+    batching    requests at the same time are batched by transformers' continuous batching, all under
+                the sampling settings of the first one (`serve_requests`); without it one waits for
+                the other
+    cache_tokens  with batching, tokens of all conversations at once. Their keys and values take
+                memory from the first request on; transformers alone takes most of the machine's
     options     those of `load_model`
 
     Raises UnsupportedError when transformers' serving parts are not installed, or the checkpoint
@@ -90,7 +100,7 @@ def server(
             model.generation_config.eos_token_id = sorted({end, *end_tokens(model, tokenizer)})
     _limit_template(tokenizer)
     manager = _manager(model, tokenizer, name or served_name(path))
-    state = _generation_state(batching)
+    state = _generation_state(batching, cache_tokens)
     app = build_server(
         manager,
         ChatCompletionHandler(model_manager=manager, generation_state=state, chat_template_kwargs={}),
@@ -104,9 +114,10 @@ def server(
     )
     app.state.chatml = chatml
     context = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or max_prompt)
+    context = min(context, cache_tokens) if batching else context
     app.add_middleware(
         RequestCheck, name=manager.force_model, count=lambda text: len(token_ids(tokenizer, text, "serve", verbose=False)),
-        context=context, max_prompt=max_prompt, hosts=hosts,
+        context=context, max_prompt=max_prompt, hosts=hosts, batching=batching,
     )  # fmt: skip
     return allow_any_origin(app) if cors else app
 
@@ -137,11 +148,13 @@ def allow_any_origin(app: Any) -> Any:
     return app
 
 
-def _generation_state(batching: bool) -> Any:
+def _generation_state(batching: bool, cache_tokens: int) -> Any:
     """transformers' state of the server, where a request that is cancelled before its reply begins
     ends its generation: transformers itself generates all of its tokens, while others wait.
     """
     from transformers.cli.serving.utils import CBGenerateManager, GenerateManager, GenerationState
+
+    from transformers import ContinuousBatchingConfig
 
     class OneByOne(GenerateManager):  # type: ignore[misc] # transformers is not type-checked
         async def generate_non_streaming(self, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -171,7 +184,11 @@ def _generation_state(batching: bool) -> Any:
                 self._generate_managers[model_id] = OneByOne()
             return self._generate_managers[model_id]
 
-    return State(continuous_batching=batching)
+    pages = -(-cache_tokens // PAGE)
+    config = ContinuousBatchingConfig(
+        num_blocks=pages, page_size=PAGE, max_batch_tokens=LARGEST_BATCH, max_requests_per_batch=MOST_REQUESTS
+    )
+    return State(continuous_batching=batching, cb_config=config if batching else None)
 
 
 class _Cancellable:

@@ -40,6 +40,10 @@ RANGES = {
 """Field -> type, least and largest value; None for the model's context."""
 
 
+SHARED = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
+"""Fields that one batch has in common: transformers' batching samples every request as the first."""
+
+
 class RequestError(Exception):
     """A request that is refused; becomes a reply of OpenAI's shape."""
 
@@ -65,6 +69,7 @@ class RequestCheck:
     context     tokens of prompt and answer together
     max_prompt  most tokens of a prompt
     hosts       allowed Host headers without port; None for all
+    batching    requests are batched: they sample alike, and none has stop strings
     """
 
     def __init__(
@@ -76,10 +81,14 @@ class RequestCheck:
         context: int,
         max_prompt: int,
         hosts: Sequence[str] | None,
+        batching: bool = False,
     ) -> None:
         self.app, self.name, self.count = app, name, count
         self.context, self.max_prompt = context, min(max_prompt, context)
         self.hosts = None if hosts is None else {h.lower() for h in hosts}
+        self.batching = batching
+        self.shared: dict[str, Any] | None = None
+        """What the first request of a batching server gave for `SHARED`."""
         self.unfinished = 0
         """Bytes of the bodies of unfinished requests."""
 
@@ -195,6 +204,24 @@ class RequestCheck:
         self.check_fields(body)
         text = {CHAT: self.messages, COMPLETIONS: self.prompt, RESPONSES: self.input}[path](body)
         self.check_length(body, text)
+        if self.batching:
+            self.check_shared(body)
+
+    def check_shared(self, body: dict[str, Any]) -> None:
+        """RequestError for what the requests of one batch cannot have of their own: transformers
+        would pass over it without a word.
+        """
+        if body.get("stop"):
+            raise RequestError("stop is not taken with --batching; start the server without it", "stop")
+        given = {key: body.get(key) for key in SHARED}
+        self.shared = given if self.shared is None else self.shared
+        for key, value in given.items():
+            if value != self.shared[key]:
+                raise RequestError(
+                    f"{key} = {json.dumps(value)}; allowed with --batching: {json.dumps(self.shared[key])}, as in the first "
+                    "request, since one batch is sampled alike. Start the server without --batching for settings of each request",
+                    key,
+                )
 
     def check_fields(self, body: dict[str, Any]) -> None:
         """Numbers within their ranges, and nothing that would replace what the server was started
