@@ -96,7 +96,9 @@ def output_width() -> int:
 
 
 def print_wrapped(text: str) -> None:
-    """A sentence or list, broken at spaces where the terminal is narrower; further lines are indented."""
+    """A sentence or list, broken at spaces where the terminal is narrower; further lines are
+    indented.
+    """
     print("\n".join(textwrap.wrap(printable(text), output_width(), subsequent_indent="  ", break_on_hyphens=False)))
 
 
