@@ -297,8 +297,8 @@ SERVED = [
 
 @pytest.mark.parametrize(("arch", "producer"), SERVED)
 def test_the_server_finds_the_plug_in_by_itself(tmp_path, arch, producer):
-    """`vllm serve FOLDER`, its engine in a process of its own: the log probabilities of a prompt and
-    the greedy text of a completion.
+    """`vllm serve FOLDER`, its engine in a process of its own: the log probabilities of a prompt
+    and the greedy text of a completion.
     """
     tiny = write(tmp_path / "in", arch, producer)
     write_tokenizer(tmp_path / "in")

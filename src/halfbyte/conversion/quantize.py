@@ -188,7 +188,8 @@ def quantize_checkpoint(
     elif isinstance(model, GGUFView):
         recipe = replace(recipe, names=model.source_names())
     elif recipe.goal.layout == "mlx" and isinstance(method, str) and not recipe.rules:
-        # Rules and calibration name the experts one by one. A GGUF that is no model keeps its names.
+        # Rules and calibration name the experts one by one. A GGUF that is no model keeps its
+        # names.
         checkpoint = checkpoint if isinstance(checkpoint, GGUFCheckpoint) else MLXExperts(checkpoint)
     expert_notes = check_experts(checkpoint, recipe)
     kept = reason_kept_dense(checkpoint, recipe)
