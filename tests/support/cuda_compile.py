@@ -4,7 +4,8 @@ without a GPU, by the project's own launches with CPU tensors.
     cuda_compile.py [all] TARGET ...     portable and fragment kernels for compute capabilities: the
                                          formats of SHORT, those of DEEP through every schedule
                                          (all: every one of FORMATS through every schedule)
-    cuda_compile.py FORMAT/SHAPE ...     the wgmma kernel, whose weight must be the register operand
+    cuda_compile.py FORMAT/SHAPE ...     the wgmma kernel, whose weight must be the register operand;
+                                         with a shape of ROUNDED that of 8-bit activations
 """
 
 import re
@@ -38,6 +39,11 @@ SHORT = {80: ("mxfp4", "q6_K"), 89: ("mxfp8_e4m3",), 90: ("nvfp4", "q4_K", "uint
 SHAPES = {
     "linear": FusedTile(64, 1, 2, 4), "experts": FusedTile(32, 2, 2, 4), "deep": FusedTile(64, 1, 2, 8, deep=2),
     "narrow": FusedTile(32, 1, 1, 8, deep=4), "two": FusedTile(192, 1, 2, 4), "few": FusedTile(160, 1, 2, 4, ahead=0),
+}  # fmt: skip
+ROUNDED = {
+    "fp8": rounded.WgmmaTile(128, 1, 2, 4, 64), "fp8-wide": rounded.WgmmaTile(192, 1, 2, 5, 64),
+    "fp8-deep": rounded.WgmmaTile(16, 1, 1, 8, 16, 4), "int8": rounded.WgmmaTile(64, 1, 2, 6, 64),
+    "int8-deep": rounded.WgmmaTile(16, 1, 1, 8, 16, 4),
 }  # fmt: skip
 target = None
 binaries = {}
@@ -103,9 +109,12 @@ def check_wgmma(name):
     """The fused schedule's kernel for a format and shape; the number of products in its PTX."""
     word, _, shape = name.partition("/")
     before = set(binaries)
-    tile, k = SHAPES[shape], 512
+    tile, k = SHAPES.get(shape), 512
     dtype = torch.bfloat16 if word in ("nvfp4", "affine4:g32", "affine2:g64", "affine8:g64", "mxfp8_e5m2") else torch.float16
-    if shape == "experts":
+    if shape in ROUNDED:
+        w = to_device(random_weight(word, 128, k, 0), "cpu")
+        rounded.linear(torch.zeros(80, k, dtype=dtype), w, torch.zeros(128, dtype=dtype), shape.partition("-")[0], ROUNDED[shape])
+    elif shape == "experts":
         q = random_weight(word, 128, k, 0)
         stack = type(q)(q.format, (2, 128, k), {part: torch.tensor(v).expand(2, *v.shape).numpy() for part, v in q.parts.items()})
         table = TokenBlocks(*(torch.zeros(4, dtype=torch.int32) for _ in range(6)))
@@ -113,7 +122,7 @@ def check_wgmma(name):
     else:
         w = to_device(random_weight(word, 128, k, 0), "cpu")
         schedule.fused(torch.zeros(80, k, dtype=dtype), w, torch.zeros(128, dtype=dtype), tile)
-    ((key),) = set(binaries) - before
+    ((key),) = (key for key in set(binaries) - before if "wgmma" in key[0])
     products = re.findall(r"wgmma\.mma_async\S+ \{[^}]*\}, (\S)", binaries[key].asm["ptx"])
     assert products, "no wgmma"
     assert set(products) == {"{"}, "the weight is not the register operand"

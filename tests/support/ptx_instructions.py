@@ -219,7 +219,7 @@ class Instructions:
         return self.elementwise(function, TYPES["u32"], o[0], o[1:])
 
     def do_lop3(self, rest, o, text):
-        table = int(o[4], 0)
+        table = int(o[4].rstrip("U"), 0)
 
         return self.elementwise(lambda a, b, c: selected(table, a, b, c), TYPES["u32"], o[0], o[1:4])
 

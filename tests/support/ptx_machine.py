@@ -172,7 +172,7 @@ class Machine(Instructions):
             return bool(int(text))
         if "." in text:
             return np.array(float(text), dtype)
-        return np.array(int(text, 0) & ((1 << (8 * dtype.itemsize)) - 1), BITS[8 * dtype.itemsize]).view(dtype)
+        return np.array(int(text.rstrip("U"), 0) & ((1 << (8 * dtype.itemsize)) - 1), BITS[8 * dtype.itemsize]).view(dtype)
 
     def pair(self, operand, dtype):
         """Two numbers a register, flat."""

@@ -66,7 +66,7 @@ def _steps(module: Packed, tokens: Sequence[int], top: int, dtype: torch.dtype) 
         some = set(tokens)
         for weight in module.packed.values():
             if weight.prepared.backend == "cuda" and dtype in (torch.float16, torch.bfloat16):
-                some.update(warming_tokens_of(weight.prepared, tuple(tokens), dtype == torch.float16))
+                some.update(warming_tokens_of(weight.prepared, tuple(tokens), dtype == torch.float16, module.activations))
         return [(m, dtype) for m in sorted(some)]
     steps = warming_tokens(tuple(tokens), top, module.num_experts, any(w.invariant for w in module.packed.values()))
     ends = sorted({*steps[:1], *steps[-1:]}) if dtype != torch.float32 else []

@@ -20,9 +20,11 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from halfbyte import QTensor, format_named, ops  # noqa: E402
 from halfbyte.backends.cuda import launch  # noqa: E402
 from halfbyte.backends.cuda import moe as experts  # noqa: E402
+from halfbyte.backends.cuda.rounded import launch as rounded  # noqa: E402
 from halfbyte.backends.cuda.tuning import table as found  # noqa: E402
 from halfbyte.backends.cuda.tuning.mma_tiles import FRAGMENT_TILES, BlockTile, FragmentTile, Tile  # noqa: E402
 from halfbyte.backends.cuda.weight import to_device  # noqa: E402
+from halfbyte.numerics import activations  # noqa: E402
 from support.gpu_weights import (  # noqa: E402
     DTYPES,
     close,
@@ -95,6 +97,37 @@ FEW = [
 def test_outputs_are_right(word, name, m, n, k, tile, card):
     """Two of the kernels with a bias, too."""
     check(word, name, m, n, k, tile, biased=(word, name) in (("int4:g128", "bfloat16"), ("mxfp4", "float16")))
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "m"),
+    [("int4:g128", "float16", 3), ("nvfp4", "bfloat16", 1), ("mxfp4", "float16", 16), ("uint4:g32", "bfloat16", 9)],
+)
+def test_few_tokens_are_rounded_to_e4m3(word, name, m, card):
+    """The rounding kernel and the product of its values: within float32's error, and the rounding
+    of y. Token 0 has the largest float16, which E4M3 rounds to 65536 and float16 does not hold.
+    """
+    fmt, rng = format_named(word), np.random.default_rng(m)
+    n, k = 37, 384
+    q = QTensor(fmt, (n, k), random_parts(fmt, (n, k), rng))
+    x = rng.standard_normal((m, k)).astype(numpy_dtype(name)).astype(np.float32)
+    x[0] *= 2.0**-6
+    x[0, 5], x[-1, 7] = 65504, x[-1, 7] if m == 1 else np.inf
+    x = torch.from_numpy(x).to(DTYPES[name])
+    bias = torch.from_numpy(rng.standard_normal(n).astype(np.float32)).to(x.dtype)
+    w64 = q.dequantize("float64")
+    y = rounded.linear(x, to_device(q, "cpu"), bias, "fp8").double().numpy()
+    x64 = activations.rounded(x.float().numpy(), fmt, "fp8").astype(np.float64)
+    if m > 1:
+        assert np.isnan(y[-1]).all()
+        x64, y = x64[:-1], y[:-1]
+    true = x64 @ w64.T + bias.double().numpy()
+    size = np.abs(x64) @ np.abs(w64).T
+    largest = 65504.0 if name == "float16" else np.inf
+    kept = np.abs(true) < largest
+    step = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[name]
+    assert kept.mean() > 0.5
+    assert (np.abs(y - true) <= 2.0**-20 * size + step * np.abs(true) + 2.0**-24)[kept].all()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from halfbyte import QTensor, format_named  # noqa: E402
 from halfbyte.backends.cuda import moe as experts  # noqa: E402
 from halfbyte.backends.cuda.moe import wgmma as fused_experts  # noqa: E402
+from halfbyte.backends.cuda.rounded import launch as rounded  # noqa: E402
 from halfbyte.backends.cuda.weight import to_device  # noqa: E402
 from halfbyte.torch import QExperts  # noqa: E402
 from halfbyte.torch.warmup import TOKENS, _steps  # noqa: E402
@@ -129,3 +130,24 @@ def test_indices_of_either_type_make_one_kernel_for_products(launched, m):
             seen.append({one for one in got if one[0] in ("wgmma_kernel", "gather_kernel", "combine_kernel")})
     assert seen[0] == seen[1]
     assert {name for name, *_ in seen[0]} == {"wgmma_kernel", "gather_kernel", "combine_kernel"}
+
+
+@pytest.mark.parametrize("mode", ["fp8", "int8"])
+@pytest.mark.parametrize("word", ["mxfp4", "int4:g128", "nvfp4"])
+def test_rounded_activations_of_any_length_find_their_kernels(word, mode, launched):
+    fmt, rng = format_named(word), np.random.default_rng(1)
+    w = to_device(QTensor(fmt, (384, 256), random_parts(fmt, (384, 256), rng)), "cpu")
+    x = torch.zeros(1100, 256, dtype=HALF)
+    tokens = tuple(m for m in TOKENS if m <= 1024)
+
+    def compiled(lengths):
+        launched.clear()
+        for m in lengths:
+            w.launches.clear()
+            rounded.linear(x[:m], w, None, mode)
+        return set(launched)
+
+    with mock.patch.object(rounded.gpu, "capability", return_value=(9, 0)):
+        warm = compiled({*tokens, *rounded.warming_tokens(tokens, x[:1], w, mode, False)})
+        assert len(warm) > 1
+        assert compiled((3, 5, 17, 33, 100, 129, 200, 257, 300, 513, 777, 1000)) <= warm

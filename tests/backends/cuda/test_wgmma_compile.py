@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch")
 
+ROUNDED = ("mxfp4/fp8", "int4:g128/fp8-wide", "mxfp4/fp8-deep", "int4:g128/int8-deep", "mxfp4/int8")
+"""Activations of 8 bits: scales in the operand, or applied to sums; warpgroups along the inputs."""
 FEW = ("int4:g128/linear", "mxfp4/experts", "int4:g128/two", "uint8:g16/deep", "uint2:g16/narrow", "q6_K/linear")
 """Every shape, and 2, 4, 6 and 8 bits."""
 REST = (
@@ -25,7 +27,7 @@ REST = (
 """With FEW every format that this kernel multiplies."""
 
 
-@pytest.mark.parametrize("kernels", [FEW, pytest.param(REST, marks=pytest.mark.slow)], ids=["few", "rest"])
+@pytest.mark.parametrize("kernels", [FEW, ROUNDED, pytest.param(REST, marks=pytest.mark.slow)], ids=["few", "rounded", "rest"])
 def test_every_family_compiles(tmp_path, kernels):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     environment.pop("TRITON_INTERPRET", None)

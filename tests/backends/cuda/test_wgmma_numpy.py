@@ -109,7 +109,7 @@ def test_sums_become_outputs(source, monkeypatch, word, half, gate, biased):
     x, bias = rng.standard_normal((m, k)), rng.standard_normal(n).astype(np.float32)
     sums = (operands_of(source, kept, n)[:, :k].astype(np.float64) @ x.T).astype(np.float32)
     scale = Pointer(w.global_scale.numpy().reshape(-1)) if w.global_scale is not None else None
-    values = kernel.Values(Pointer(np.concatenate([np.zeros(n, np.float32), bias])), scale, None)  # of expert 1
+    values = kernel.Values(Pointer(np.concatenate([np.zeros(n, np.float32), bias])), scale, None, None)  # of expert 1
     if scale is not None:
         scale.base = np.concatenate([np.zeros(1, np.float32), scale.base])
     out = source.function("finished")(T(sums), values, T(np.int32(1)), 0, n, kept.factors, None, kept.config)

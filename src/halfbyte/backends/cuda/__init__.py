@@ -271,15 +271,22 @@ def warming_tokens(tokens: tuple[int, ...], top: int, experts: int, invariant: b
     return moe.warming_tokens(tokens, top, experts, invariant)
 
 
-def warming_tokens_of(w: Prepared, tokens: tuple[int, ...], half: bool) -> tuple[int, ...]:
+def warming_tokens_of(w: Prepared, tokens: tuple[int, ...], half: bool, activations: str = "exact") -> tuple[int, ...]:
     """`tokens` and the numbers between them at which a matrix must be called too, so that every
-    kernel for any number in their range has run: where the fused schedule serves, its tiles.
+    kernel for any number in their range has run: the tiles of the fused schedule, or of products
+    with rounded activations.
     """
     import torch
 
     packed, schedule = w.data, _modules()[2]
     x = torch.empty((1, w.shape[-1]), dtype=torch.float16 if half else torch.bfloat16, device=packed.device)
-    if not tokens or isinstance(packed, CanonicalWeight) or schedule.refusal(x, packed):
+    if not tokens or isinstance(packed, CanonicalWeight):
+        return tokens
+    if activations != "exact":
+        from .rounded import launch as rounded
+
+        return tuple(sorted({*tokens, *rounded.warming_tokens(tokens, x, packed, activations, w.invariant)}))
+    if schedule.refusal(x, packed):
         return tokens
     if w.invariant:
         from . import invariant

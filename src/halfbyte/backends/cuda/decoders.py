@@ -315,10 +315,12 @@ def _pairs() -> dict[tuple[int, str, str], PairDecoder]:
     raw = _E2M1_PAIR + _rows("and.b32 y#, y#, 0x8e008e00; ")  # times 2^-14
     out[4, "e2m1", HALF] = PairDecoder(raw, power=_TIMES_2_14, positions=_E2M1_POSITIONS)
     out[4, "e2m1", FLOAT32] = PairDecoder(raw + _TIMES_2_14, positions=_E2M1_POSITIONS)
-    out[4, "e2m1", BFLOAT] = PairDecoder(  # times 2^-126, which one product takes back
-        _E2M1_PAIR + "mov.b32 k, 0x7e807e80; mov.b32 c, 0x80008000; "
-        + _rows("shr.u32 t, y#, 3; and.b32 t, t, 0x01c001c0; lop3.b32 y#, y#, 0x80008000, t, 0xea; ")
-        + _rows("fma.rn.bf16x2 y#, y#, k, c; "), positions=_E2M1_POSITIONS,
+    (even, even_high), (odd, odd_high) = _E2M1_POSITIONS
+    out[4, "e2m1", BFLOAT] = PairDecoder(  # times 2^-126; of row g + 8 one multiplication moves a pair into place
+        _E2M1_PAIR + "shr.u32 t, y0, 3; and.b32 t, t, 0x01c001c0; lop3.b32 y0, y0, 0x80008000, t, 0xea;"
+        " and.b32 y1, y1, 0x81c081c0; mov.b32 c, 0x80008000; ",
+        power="mov.b32 k, 0x7e807e80; " + _rows("fma.rn.bf16x2 y#, y#, k, c; "),
+        positions=((even, (even_high[0], 9)), (odd, (odd_high[0], 68))),
     )  # fmt: skip
     for arithmetic in (HALF, FLOAT32):
         out[8, "e4m3", arithmetic] = PairDecoder(
@@ -548,7 +550,8 @@ def pair_constraints(bits: int, element: str, addend: int, lanes: bool = False) 
 
 class ByteDecoder(NamedTuple):
     """Words of fragment order to two registers of four bytes, $0 of row g and $1 of row g + 8, as
-    products of 8 bits take them; `unit`: what the bytes are multiples of.
+    products of 8 bits take them; `unit`: what the bytes are multiples of; `e5m2`: they are E5M2,
+    the upper bytes of float16 values, else E4M3 or whole numbers.
 
     Of 4 bits the word is $2. Of 8 bits $2 and $3 are the words of i = 0 and 1.
     """
@@ -556,6 +559,7 @@ class ByteDecoder(NamedTuple):
     code: str
     unit: float = 1.0
     inputs: int = 1
+    e5m2: bool = False
 
     @property
     def registers(self) -> str:
@@ -565,8 +569,8 @@ class ByteDecoder(NamedTuple):
 
 FOLDED = "fp8, scales folded"
 """The mode whose decoder takes the group's power of two too."""
-FOLDED_SPREAD = 11
-"""Largest difference of E8M0 bytes for which E2M1 · scale is a normal E4M3 value or 0."""
+FOLDED_SPREAD = 16
+"""Largest difference of E8M0 bytes for which E2M1 · scale · 2^d is an E5M2 value for one d."""
 
 
 def _signs(down: int) -> str:
@@ -598,41 +602,21 @@ def _e2m1_whole(down: int) -> str:
     )
 
 
-def _e2m1_e4m3(down: int) -> str:
-    """E2M1 codes as E4M3 times 2^-6: sign, and three bits two places up."""
-    first, second = ("shl.b32 t, $2, 2;", "shl.b32 t, $2, 4;") if down else ("shr.u32 t, $2, 1;", "shl.b32 t, $2, 1;")
-    return (
-        _signs(down) + first + " lop3.b32 s, t, 0x001c001c, s, 0xea; " + second + f" lop3.b32 ${down}, t, 0x1c001c00, s, 0xea; "
-    )
-
-
-def _e2m1_scaled(down: int) -> str:
-    """E2M1 codes times 2^d as E4M3, d of row g in $3, of g + 8 in $4, from −5 to 6: tables of the
-    bytes of 0 to 6, whose exponents are d more.
-    """
-    return (
-        _index(down) + f"mul.lo.u32 v, ${3 + down}, 0x08080800; add.u32 v, v, 0x3c383000;"
-        f" mul.lo.u32 n, ${3 + down}, 0x08080808; add.u32 n, n, 0x4c484440; prmt.b32 v, v, n, i; "
-        + _signs(down)
-        + f"or.b32 ${down}, v, s; "
-    )
-
-
-def _int4_e4m3(down: int) -> str:
-    """int4 codes as E4M3 times 2^-9: n = code ^ 8 is the value, or 16 more of a negative one, whose
-    byte is 0x80 and 16 − n.
-    """
-    word = "shr.u32 n, $2, 4; lop3.b32 n, n, 0x0f0f0f0f, 0x08080808, 0x6a; " if down else (
-        "lop3.b32 n, $2, 0x0f0f0f0f, 0x08080808, 0x6a; ")  # fmt: skip
-    return (
-        word + "sub.u32 v, 0x90909090, n; shr.u32 t, n, 3; and.b32 t, t, 0x01010101; mul.lo.u32 t, t, 255;"
-        f" lop3.b32 ${down}, t, v, n, 0xca; "
-    )
+def _upper_bytes(halves: str) -> str:
+    """`halves` leaves float16 pairs in a (row g, i = 0), b (g + 8, 0), c (g, 1) and d (g + 8, 1)."""
+    return "{ .reg .b32 t, k, a, b, c, d; " + halves + " prmt.b32 $0, a, c, 0x7531; prmt.b32 $1, b, d, 0x7531; }"
 
 
 def _bytes_decoders() -> dict[tuple[int, str, str], ByteDecoder]:
     """The rows of `BYTES`."""
     both = "{{ .reg .b32 s, t, i, v, n; {} }}".format
+    e2m1 = _into_abcd(_E2M1).replace("w0", "$2")  # times 2^-14
+    scaled = e2m1 + " mul.rn.f16x2 a, a, $3; mul.rn.f16x2 b, b, $4; mul.rn.f16x2 c, c, $3; mul.rn.f16x2 d, d, $4;"
+    int4 = (  # 1024 + q less 1032, and (1024 + 16 q) / 16 less 72
+        "mov.b32 k, 0x64006400; shr.u32 t, $2, 8; lop3.b32 a, $2, 0x000f000f, k, 0xea; lop3.b32 b, $2, 0x00f000f0, k, 0xea;"
+        " lop3.b32 c, t, 0x000f000f, k, 0xea; lop3.b32 d, t, 0x00f000f0, k, 0xea; mov.b32 k, 0x64086408; sub.rn.f16x2 a, a, k;"
+        " sub.rn.f16x2 c, c, k; mov.b32 k, 0x2c002c00; mov.b32 t, 0xd480d480; fma.rn.f16x2 b, b, k, t; fma.rn.f16x2 d, d, k, t;"
+    )
     nibbles = "{ .reg .b32 t; and.b32 $0, $2, 0x0f0f0f0f; shr.u32 t, $2, 4; and.b32 $1, t, 0x0f0f0f0f; }"
     plain = "{ prmt.b32 $0, $2, $3, 0x5410; prmt.b32 $1, $2, $3, 0x7632; }"
     signed = (
@@ -647,9 +631,9 @@ def _bytes_decoders() -> dict[tuple[int, str, str], ByteDecoder]:
         (8, "int", "int8"): ByteDecoder(signed, inputs=2),
         (8, "uint", "int8"): ByteDecoder(signed, inputs=2),  # less 128
         (4, "uint", "fp8"): ByteDecoder(nibbles, 512.0),  # the bytes 0 to 15 are E4M3's multiples of 2^-9
-        (4, "int", "fp8"): ByteDecoder(both(_int4_e4m3(0) + _int4_e4m3(1)), 512.0),
-        (4, "e2m1", "fp8"): ByteDecoder(both(_e2m1_e4m3(0) + _e2m1_e4m3(1)), 64.0),
-        (4, "e2m1", FOLDED): ByteDecoder(both(_e2m1_scaled(0) + _e2m1_scaled(1)), inputs=3),
+        (4, "int", "fp8"): ByteDecoder(_upper_bytes(int4), e5m2=True),
+        (4, "e2m1", "fp8"): ByteDecoder(_upper_bytes(e2m1), 2.0**14, e5m2=True),
+        (4, "e2m1", FOLDED): ByteDecoder(_upper_bytes(scaled), inputs=3, e5m2=True),
         (8, "e4m3", "fp8"): ByteDecoder(plain, inputs=2),
     }  # fmt: skip
 

@@ -269,10 +269,12 @@ def fragments(
     routing: Routing | None = None,
     dtype: torch.dtype | None = None,
     gate: int = 0,
+    x_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The register-decode schedule for weights in fragment order; x float16 or bfloat16, any m.
     `routing` for a stack of them, y of `dtype`; `gate` names the activation that makes one output
-    of rows 2 j and 2 j + 1, 0 none.
+    of rows 2 j and 2 j + 1, 0 none; `x_scales` float32 (m) multiply the sums of tokens, and then no
+    weight is rounded.
     """
     n = w.shape[-2]
     m, count = (x.shape[0], x.shape[0]) if routing is None else (routing.tokens, routing.blocks.y_row.numel())
@@ -284,18 +286,21 @@ def fragments(
     if tile is None and routing is None:
         of_bias = None if bias is None else (bias.dtype, bias.data_ptr() % 16)
         # The addresses tell whether a weight's tensors were replaced.
-        key = (m, x.stride(0), x.dtype, y.dtype, of_bias, gate, *_addresses(w))
+        key = (m, x.stride(0), x.dtype, y.dtype, of_bias, gate, x_scales is None, *_addresses(w))
         again = w.launches.get(key)
         if again is not None:
             with gpu.use(x.device):
-                again(y, x) if bias is None else again(y, x, FragmentPointers(bias, *again.weight))
+                if bias is None and x_scales is None:
+                    again(y, x)
+                else:
+                    again(y, x, _fragment_pointers(bias, again.weight, x_scales))
             return y
     pairs = x.view(torch.int32)
     if tile is None:
         choose = fragment_tile if routing is None else expert_tile
         tile = choose(w.fragments, n, m, family_of(w), gpu.card_name(w.device))
-    plan, rest, unit = _fragment_plan(w, bias is not None, x.dtype == torch.float16, m, tile, routing is not None, gate)
-    weight = FragmentPointers(rest[1] if bias is None else bias, *rest)
+    plan, rest, unit = _fragment_plan(w, bias is not None, x.dtype == torch.float16, m, tile, routing is not None, gate, x_scales)
+    weight = _fragment_pointers(bias, rest, x_scales)
     tiles = triton.cdiv(n, 16)
     grid = _fragment_grid(w, plan, tile, tiles, m, routing)
     factors = Factors(float(w.format.divisor), unit)
@@ -307,13 +312,18 @@ def fragments(
             num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
         )  # fmt: skip
         if key is not None and compiled is not None:
-            same = (weight, *arguments, plan) if bias is None else (*arguments, plan)
+            same = (weight, *arguments, plan) if bias is None and x_scales is None else (*arguments, plan)
             w.launches[key] = cached(compiled, grid, same, rest)
     return y
 
 
+def _fragment_pointers(bias: torch.Tensor | None, rest: tuple[Any, ...], x_scales: torch.Tensor | None) -> FragmentPointers:
+    """The pointers of a call; `rest` are those of the weight."""
+    return FragmentPointers._make((rest[1] if bias is None else bias, *rest, rest[1] if x_scales is None else x_scales))
+
+
 def _fragment_plan(
-    w: CudaWeight, has_bias: bool, half: bool, m: int, tile: FragmentTile, routed: bool, gate: int
+    w: CudaWeight, has_bias: bool, half: bool, m: int, tile: FragmentTile, routed: bool, gate: int, x_scales: torch.Tensor | None
 ) -> tuple[Plan, tuple[Any, ...], float]:
     """What the fragment kernel is compiled for, the weight's pointers after the bias, and the power
     of two that its sums lack.
@@ -322,6 +332,8 @@ def _fragment_plan(
     whole = w.lanes and w.format.bits == 4 and w.format.element != "iq4_nl"  # only float32 holds the entries of its table
     step, groups, columns = steps(group, w.fragments, max(m, 8) if whole else m, tile)
     finished = whole or (columns == 8 and w.format.bits == 4 and not w.lanes and _finishes(w, half, tile.scaled))
+    if x_scales is not None and not (w.format.element == "e2m1" and w.scales.element_size() == 1):
+        finished = whole  # element · scale would be rounded
     s, addend, scale, unit = w.scales, w.addend, SCALES[w.format.scale], 1.0
     if w.plain_scales:
         s, scale = s.view(torch.int16), E4M3_NORMAL.value
@@ -338,7 +350,8 @@ def _fragment_plan(
     plan = make_plan(
         units=w.fragments, groups=scale_groups(w), group=group, kind=ELEMENTS[w.format.element], bits=w.format.bits, scale=scale,
         addend=addend_kind(w), per_super=super_per(w), global_op=GLOBAL_OPS[w.format.global_op],
-        divide=w.format.divisor != 1.0, has_bias=has_bias, half=half, row_tiles=tile.rows, columns=tile.columns,
+        divide=w.format.divisor != 1.0, has_bias=has_bias, x_scaled=x_scales is not None, half=half, row_tiles=tile.rows,
+        columns=tile.columns,
         input_warps=tile.input_warps, row_warps=tile.row_warps, step=step, set=groups, tokens=columns, ahead=tile.ahead,
         scaled=finished, routed=routed, gate=gate, fp8=gpu.converts_fp8(w.device), pdl=gpu.supports_pdl(w.device),
         plane=widths[0] if w.lanes else 0, more=widths[1] if len(widths) == 2 else 0,

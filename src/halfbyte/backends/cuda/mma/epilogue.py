@@ -79,6 +79,15 @@ def biases(bias, first, n, P: gl.constexpr):
 
 
 @gluon.jit
+def token_scales(x_scales, span, P: gl.constexpr):
+    """The factors of the tokens of a tile, in the layout of the sums."""
+    R: gl.constexpr = sum_layout(P.input_warps, P.row_warps, P.tokens, P.columns)
+    RIGHT: gl.constexpr = 1 if P.tokens == 1 else 2
+    token = span.first_token + axis(4, P.columns, R, 7) * 8 + axis(2, lane_pairs(P.tokens), R, 7) * 2 + axis(6, RIGHT, R, 7)
+    return gl.load(x_scales + token, mask=token < span.end_token, other=0)
+
+
+@gluon.jit
 def output_rows(y, blocks, span, n, P: gl.constexpr):
     """Pointers to the rows of y that a thread writes, and which of them exist."""
     Q: gl.constexpr = output_layout(P.input_warps, P.row_warps, P.tokens, P.row_tiles, P.columns, P.gate)
@@ -91,7 +100,7 @@ def output_rows(y, blocks, span, n, P: gl.constexpr):
 
 
 @gluon.jit
-def store(rows, keep, acc, u0, u1, bias, factor, first, n, divisor, P: gl.constexpr):
+def store(rows, keep, acc, u0, u1, bias, factor, x_scale, first, n, divisor, P: gl.constexpr):
     """Sums of rows g (acc 0, 1, in units of 1 / u0) and g + 8 (2, 3, 1 / u1), even and odd columns,
     to y: over input warps and slots, row 16 · tile + lane / 4 + 8 · down, column 2 · (lane % 4) +
     right. With a gate, rows 2 j and 2 j + 1 become output j.
@@ -106,6 +115,8 @@ def store(rows, keep, acc, u0, u1, bias, factor, first, n, divisor, P: gl.conste
     # [input warps, row warps, 8, PAIRS, row tiles, columns, down, right]
     y = gl.convert_layout(gl.sum(y, 3), exchange_layout(P.input_warps, P.row_warps, P.tokens, P.columns))
     y = gl.sum(y, 0)
+    if P.x_scaled:
+        y = y * x_scale
     if (P.global_op == 1) and (not P.divide):
         y = y * factor
     elif P.global_op:  # float64 keeps the quotient clear of float32's midpoints (docs/design/cuda.md)

@@ -54,7 +54,7 @@ from .accumulate import (
     x_index,
     x_register,
 )
-from .epilogue import biases, output_rows, store
+from .epilogue import biases, output_rows, store, token_scales
 from .operands import axis, decode_bytes, decode_lanes, decode_scaled, decode_word, own_words, pieces, table_entry
 from .plan import Fetched, Span, Weight
 
@@ -304,6 +304,7 @@ def walk(y, x, weight, blocks, span, n, ldx, factors, top, P: gl.constexpr, WAIT
     if WAIT:
         gdc_wait()
     rows, keep = output_rows(y, blocks, span, n, P)
+    x_scale = token_scales(weight.x_scales, span, P) if P.x_scaled else factor
     if P.steps == 1:  # the inputs of a warp, and their sums, stay in its registers
         inputs = load_inputs(x_at, 0, zero_sum, entry, P)
     u0 = factors.unit * (1.0 / P.unit_low)
@@ -328,14 +329,14 @@ def walk(y, x, weight, blocks, span, n, ldx, factors, top, P: gl.constexpr, WAIT
                 acc = multiply(second, inputs, acc, zeros, top, P)
                 then = step + 3
                 second = fetch(weight, at, tile + then // P.steps * span.stride, then % P.steps * P.step, span.end, top, P)
-        store(rows, keep, acc, u0, u1, bias, factor, tile, n, factors.divisor, P)
+        store(rows, keep, acc, u0, u1, bias, factor, x_scale, tile, n, factors.divisor, P)
         if P.unroll == 2:  # the next tile from the other buffer
             tile2 = tile + span.stride
             if tile2 < span.end:
                 bias = biases(weight.bias, tile2, n, P) if P.has_bias else factor
                 acc = multiply(second, inputs, (zeros, zeros, zeros, zeros), zeros, top, P)
                 second = fetch(weight, at, tile2 + 2 * span.stride, 0, span.end, top, P)
-                store(rows, keep, acc, u0, u1, bias, factor, tile2, n, factors.divisor, P)
+                store(rows, keep, acc, u0, u1, bias, factor, x_scale, tile2, n, factors.divisor, P)
 
 
 @gluon.jit
@@ -348,6 +349,7 @@ def weight_of(weight, expert, n, tiles, P: gl.constexpr):
         weight.bias + expert * n, weight.words + units * (P.plane if P.plane else P.bits), weight.more + units * P.more,
         weight.table, weight.scales + scales,
         weight.super_scales + supers, weight.addends + scales, weight.super_minimums + supers, weight.global_scale + expert,
+        weight.x_scales,
     )  # fmt: skip
 
 

@@ -39,8 +39,8 @@ from ..tuning.mma_tiles import warp_units
 
 
 class Weight(NamedTuple):
-    """Pointers to a weight in fragment order. What a format lacks points at the scales and is never
-    read.
+    """Pointers to a weight in fragment order, and to the factors of tokens. What a call lacks
+    points at the scales and is never read.
     """
 
     bias: Any
@@ -52,6 +52,7 @@ class Weight(NamedTuple):
     addends: Any
     super_minimums: Any
     global_scale: Any
+    x_scales: Any
 
 
 class TokenBlocks(NamedTuple):
@@ -112,6 +113,7 @@ class Plan(NamedTuple):
     global_op, divide   the tensor's factor: 0 none, 1 multiplies, 2 divides; whether the format's
                         divisor applies
     has_bias, half      a bias is added; activations are float16 (else bfloat16)
+    x_scaled            the sums of a token are multiplied by its factor
     row_tiles, columns  tiles of 16 rows and blocks of 8 columns of a warp
     input_warps, row_warps       warps along the inputs and along the rows
     step                units loaded at once: a power of two; whole groups or a whole part of one,
@@ -137,6 +139,7 @@ class Plan(NamedTuple):
     global_op: int
     divide: bool
     has_bias: bool
+    x_scaled: bool
     half: bool
     row_tiles: int
     columns: int

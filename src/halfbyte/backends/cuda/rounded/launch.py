@@ -20,9 +20,13 @@ from ....spec import Format
 from .. import device as gpu
 from ..decode import E8M0_NORMAL, SCALES
 from ..decoders import BYTES, FOLDED, FOLDED_SPREAD
-from ..launch import GLOBAL_OPS, addend_kind, format_of, pointers_of
+from ..launch import GLOBAL_OPS, addend_kind, format_of, fragments, pointers_of
 from ..relaunch import Relaunch, TensorMap, cached
+from ..tuning.wgmma_tiles import LEAST_TOKENS
 from ..weight import CudaWeight, by_16, group_elements, scale_groups
+from ..wgmma.schedule import fused
+from ..wgmma.schedule import refusal as fused_refusal
+from ..wgmma.schedule import warming_tokens as fused_tokens
 from .product import Rounded, RoundedTile, Sizes, rounded_kernel
 from .quantize import BY_16, BY_BYTES, BY_E2M1, BY_NIBBLES, FP8, INT8, STRAIGHT, Rounding, quantize_kernel
 from .wgmma import UNIT, Config, Pointers, rounded_wgmma_kernel
@@ -32,6 +36,8 @@ WHOLE = UNIT.value
 """Inputs of which rounded rows are whole multiples."""
 WHOLE_TOKENS = 256
 """Tokens of which the scales of x are whole multiples where those of a span are adjacent."""
+FEW_TOKENS = 16
+"""Tokens up to which E4M3 values in 16 bits are multiplied by the kernel for few tokens."""
 SEGMENTS = (16, 32, 64, 128)
 
 
@@ -56,18 +62,43 @@ class PortableTile:
 
 @dataclass(frozen=True)
 class WgmmaTile:
-    """Tokens of a tile, blocks of 64 rows of a warpgroup, warpgroups, stages, and token blocks that
-    are adjacent in the order of tiles.
+    """Tokens of a tile, blocks of 64 rows of a warpgroup, warpgroups along the rows, stages at
+    most, tokens of a product, warpgroups on the same rows, whether words are decoded while products
+    run, and token blocks that are adjacent in the order of tiles.
     """
 
     tokens: int
     rows: int
     groups: int
     stages: int
+    product: int
+    deep: int = 1
+    ahead: int = 1
     together: int = 8
 
+    def fitted(self, bits: int, scale_words: int, ordered: bool) -> int:
+        """Stages that fit into shared memory for codes of so many bits; `ordered`: sums of int8."""
+        rows = 64 * self.rows * self.groups
+        stage = self.tokens * WHOLE + rows * 16 * bits + 2 * max(rows // 16, 8) * scale_words
+        sums = self.groups * (1 if ordered else self.deep - 1) * self.tokens * 256 if self.deep > 1 else 0
+        outputs = self.groups * self.deep * self.product * 128
+        return min(self.stages, (SHARED_BYTES - self.rows * (sums + outputs)) // stage // self.deep * self.deep)
 
-WGMMA_TILES = (WgmmaTile(16, 1, 2, 8), WgmmaTile(32, 1, 2, 8), WgmmaTile(64, 1, 2, 6), WgmmaTile(128, 1, 2, 4))
+
+SHARED_BYTES = 232448 - 2048
+"""Shared memory of a program on Hopper less what barriers and Triton's own state take."""
+TILES = {
+    "fp8": (
+        (WgmmaTile(16, 1, 2, 8, 16), 0.37), (WgmmaTile(64, 1, 2, 6, 64), 0.46), (WgmmaTile(64, 1, 2, 8, 64, 2, 0), 0.39),
+        (WgmmaTile(64, 1, 1, 8, 64, 2), 0.24), (WgmmaTile(128, 1, 2, 4, 64), 0.63), (WgmmaTile(192, 1, 2, 5, 64), 0.81),
+        (WgmmaTile(256, 1, 2, 4, 32), 1.08),
+    ),
+    "int8": (
+        (WgmmaTile(16, 1, 2, 8, 16), 0.25), (WgmmaTile(16, 1, 1, 8, 16, 4), 0.19), (WgmmaTile(64, 1, 2, 6, 64), 0.43),
+        (WgmmaTile(128, 1, 2, 4, 128, 1, 0), 0.64),
+    ),
+}  # fmt: skip
+"""Tiles of wgmma.py, and the microseconds of a unit of 128 inputs (H200, 4-bit weights)."""
 
 
 @functools.cache
@@ -97,6 +128,12 @@ def linear(
     s = segments_of(mode, w.format, w.shape[1])
     if isinstance(s, str):
         raise BackendError(f"[linear] {s}")
+    chosen = schedule_of(x, w, mode, s) if tile is None and not invariant else None
+    if chosen is not None:
+        rounded = quantized(x if x.stride(1) == 1 else x.contiguous(), mode, s, False, launches=w.launches, values=True)
+        if chosen == "fused":
+            return fused(rounded.codes, w, bias, x_scales=rounded.scales)
+        return fragments(rounded.codes, w, bias, x_scales=rounded.scales)
     if w.order is not None:
         x = x.index_select(1, w.order)
     if x.stride(1) != 1:
@@ -109,14 +146,27 @@ def linear(
     return _portable(x, w, bias, mode, s, tile, half)
 
 
+def schedule_of(x: torch.Tensor, w: CudaWeight, mode: str, s: Segments) -> str | None:
+    """The schedule for exact activations that multiplies E4M3 values kept in x's type: "fragments"
+    for few tokens, "fused" for E2M1 under 8-bit scales in groups of 16, whose products with a scale
+    need six bits. None: a kernel of 8 bits.
+    """
+    if mode != "fp8" or x.element_size() != 2:
+        return None
+    if x.shape[0] <= FEW_TOKENS and w.fragments and not w.lanes:
+        return "fragments"
+    fine = w.format.element == "e2m1" and w.scales.element_size() == 1 and s.segment == 16
+    return "fused" if fine and x.shape[0] >= LEAST_TOKENS and fused_refusal(x, w) is None else None
+
+
 def tile_for(x: torch.Tensor, w: CudaWeight, mode: str, s: Segments, invariant: bool) -> PortableTile | WgmmaTile:
     """The kernel and tile for x (m, k). int8 sums have the same bits in all; E4M3 sums are made in
     an order of each kernel's own, which `invariant` fixes.
     """
     m = x.shape[0]
     if gpu.capability(x.device)[0] == 9 and serves_wgmma(w, mode, s):
-        few = mode == "int8" and s.segment <= 32  # more sums than registers hold beside them
-        return wgmma_tile(m, w.shape[0], gpu.multiprocessors(x.device), few)
+        most = 64 if mode == "int8" and s.segment <= 32 else 1 << 30  # more sums than registers hold beside them
+        return wgmma_tile(m, w.shape[0], gpu.multiprocessors(x.device), mode, most, invariant)
     if invariant and mode == "fp8":
         return PortableTile(16, 64, 4, 3)
     if m <= 16:
@@ -124,11 +174,33 @@ def tile_for(x: torch.Tensor, w: CudaWeight, mode: str, s: Segments, invariant: 
     return PortableTile(32, 64, 4, 3) if m <= 64 else PortableTile(128, 128, 8, 3)
 
 
-@functools.lru_cache(maxsize=4096)
-def wgmma_tile(m: int, n: int, most: int, few: bool) -> WgmmaTile:
-    """The tile with the least rounds of programs times the time of one, 200 + tokens (H200)."""
-    tiles = WGMMA_TILES[:3] if few else WGMMA_TILES
-    return min(tiles, key=lambda t: -(-(-(-m // t.tokens) * -(-n // 128)) // most) * (200 + t.tokens))
+def warming_tokens(tokens: tuple[int, ...], x: torch.Tensor, w: CudaWeight, mode: str, invariant: bool) -> list[int]:
+    """Numbers of tokens in the range of `tokens` whose kernels are all those of the range, for x of
+    this type and device.
+    """
+    s = segments_of(mode, w.format, w.shape[1])
+    if isinstance(s, str):
+        return []
+    first: dict[Any, int] = {}
+    for m in range(min(tokens), max(tokens) + 1):
+        rows = x[:1].expand(m, x.shape[1])
+        schedule = None if invariant else schedule_of(rows, w, mode, s)
+        first.setdefault(schedule or tile_for(rows, w, mode, s, invariant), m)
+    more = fused_tokens(tokens, w, x.dtype == torch.float16) if "fused" in first else []
+    return [*first.values(), *more]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def wgmma_tile(m: int, n: int, programs: int, mode: str, most: int, invariant: bool) -> WgmmaTile:
+    """The tile of at most `most` tokens with the least rounds of programs times the time of a unit.
+    Where warpgroups share rows, sums of FP8 are made in another order: not with `invariant`.
+    """
+
+    def time(tile: WgmmaTile, unit: float) -> float:
+        return -(-(-(-m // tile.tokens) * -(-n // (64 * tile.groups))) // programs) * unit
+
+    tiles = [t for t in TILES[mode] if t[0].tokens <= most and not (invariant and mode == "fp8" and t[0].deep > 1)]
+    return min(tiles, key=lambda t: time(*t))[0]
 
 
 def needs_sums(w: CudaWeight) -> bool:
@@ -146,17 +218,19 @@ def unit_of(w: CudaWeight) -> float:
 
 def quantized(
     x: torch.Tensor, mode: str, s: Segments, sums: bool, order: int = STRAIGHT.value, by_token: bool = True,
-    launches: dict[Any, Any] | None = None,
+    launches: dict[Any, Any] | None = None, values: bool = False,
 ) -> Rounded:  # fmt: skip
-    """x (m, k), inner stride 1, to codes, scales and sums of codes (quantize.py)."""
+    """x (m, k), inner stride 1, to codes, scales and sums of codes (quantize.py); `values`: codes
+    of FP8 as numbers of x's type.
+    """
     m, k = x.shape
     spans, segments = s.padded // s.span, s.padded // s.segment
-    q = torch.empty((m, s.padded), dtype=torch.int8, device=x.device)
+    q = torch.empty((m, s.padded), dtype=x.dtype if values else torch.int8, device=x.device)
     stride = -(-m // WHOLE_TOKENS) * WHOLE_TOKENS
     shapes = ((m, spans), (m, segments)) if by_token else ((spans, stride), (segments, stride))
     scales = torch.empty(shapes[0] if mode == "int8" else (stride,), dtype=torch.float32, device=x.device)
     total = torch.empty(shapes[1], dtype=torch.float32, device=x.device) if sums else scales
-    key = "rounded x", mode, m, x.stride(0), x.dtype, x.data_ptr() % 16, order, by_token
+    key = "rounded x", mode, m, x.stride(0), x.dtype, x.data_ptr() % 16, order, by_token, values
     again = None if launches is None else launches.get(key)
     with gpu.use(x.device):
         if again is not None:
@@ -164,11 +238,14 @@ def quantized(
             return Rounded(q, scales, total)
         block = min(1024 if mode == "int8" else 4096, triton.next_power_of_2(s.padded))
         grid = (m, triton.cdiv(s.padded, block)) if mode == "int8" else (m,)
-        rounding = Rounding(MODES[mode], s.span, s.segment, block, sums, order, by_token)
+        rounding = Rounding(MODES[mode], s.span, s.segment, block, sums, order, by_token, values)
         rest = k, s.padded, x.stride(0), spans, segments, stride
-        compiled = quantize_kernel[grid](q, scales, total, x, *rest, rounding=rounding, num_warps=4, enable_fp_fusion=False)
+        overlap = gpu.overlap_options(x.device)
+        compiled = quantize_kernel[grid](
+            q, scales, total, x, *rest, rounding=rounding, **overlap, num_warps=4, enable_fp_fusion=False
+        )  # fmt: skip
         if launches is not None and compiled is not None:
-            launches[key] = cached(compiled, grid, (*rest, rounding))
+            launches[key] = cached(compiled, grid, (*rest, rounding, overlap["PDL"]))
     return Rounded(q, scales, total)
 
 
@@ -218,22 +295,23 @@ def serves_wgmma(w: CudaWeight, mode: str, s: Segments) -> bool:
 
 
 def folds(w: CudaWeight, mode: str) -> bool:
-    """True where E2M1 · scale is an E4M3 value for every group of 32: scales near each other."""
+    """True where E2M1 · scale is an E5M2 value for every group of 32: scales near each other."""
     f = w.format
     near = f.scale == "e8m0" and w.normal_scales and w.spread <= FOLDED_SPREAD
     return mode == "fp8" and f.element == "e2m1" and f.group_size == 32 and near and f.groups(w.shape[-1]) > 1
 
 
-def order_of(bits: int, element: str, sixteen: bool = False) -> int:
+def order_of(bits: int, element: str, mode: str, sixteen: bool = False) -> int:
     """The order of x's codes that words of fragment order meet (`quantize.stored_at`)."""
-    return (BY_BYTES if bits == 8 else BY_E2M1 if element == "e2m1" else BY_NIBBLES).value + (BY_16.value if sixteen else 0)
+    by_bytes = bits == 8 or BYTES[bits, element, mode].e5m2
+    return (BY_BYTES if by_bytes else BY_E2M1 if element == "e2m1" else BY_NIBBLES).value + (BY_16.value if sixteen else 0)
 
 
 @dataclass
 class CachedProduct:
     """A kernel of wgmma.py for one weight and kind of call."""
 
-    words: TensorMap
+    maps: tuple[TensorMap, ...]
     config: Config
     folded: tuple[int, float]
     again: Relaunch | None = None
@@ -244,7 +322,7 @@ def _on_wgmma(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: s
     m, n, f = x.shape[0], w.shape[0], w.format
     if folds(w, mode):
         s = Segments(WHOLE, WHOLE, s.padded)
-    rounded = quantized(x, mode, s, needs_sums(w), order_of(f.bits, f.element, s.segment == 16), False, w.launches)
+    rounded = quantized(x, mode, s, needs_sums(w), order_of(f.bits, f.element, mode, s.segment == 16), False, w.launches)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     engine = n % 8 == 0 and x.element_size() == 2
     rows = 64 * tile.rows * tile.groups
@@ -253,8 +331,8 @@ def _on_wgmma(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: s
     if kernel is None:
         kernel = w.launches[key] = _product(w, bias is not None, x.dtype, mode, s, tile, engine)
     codes = rounded.codes if mode == "int8" else rounded.codes.view(torch.float8_e4m3fn)
-    x_map = TensorMap(codes, (tile.tokens, max(s.segment, 32)))
-    y_map = TensorMap(y, (tile.tokens, 64 * tile.rows)) if engine else x_map
+    x_map = TensorMap(codes, (tile.product, max(s.segment, 32)))
+    y_map = TensorMap(y, (tile.product, 64 * tile.rows)) if engine else x_map
     pointers = Pointers(
         y, w.scales, w.scales if w.addend is None else w.addend, y if bias is None else bias,
         y if w.global_scale is None else w.global_scale, rounded.scales, rounded.sums,
@@ -263,15 +341,15 @@ def _on_wgmma(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: s
     rest = m, n, s.padded // WHOLE, scale_groups(w), -(-m // WHOLE_TOKENS) * WHOLE_TOKENS, *kernel.folded
     with gpu.use(x.device):
         if kernel.again is not None:
-            kernel.again((programs, 1, 1), (y_map, x_map, kernel.words, pointers), (*rest, kernel.config))
+            kernel.again((programs, 1, 1), (y_map, x_map, *kernel.maps, pointers), (*rest, kernel.config))
             return y
         compiled = rounded_wgmma_kernel[(programs,)](
-            y_map.descriptor(), x_map.descriptor(), kernel.words.descriptor(), pointers, *rest, config=kernel.config,
-            num_warps=4, enable_fp_fusion=False,
+            *(map.descriptor() for map in (y_map, x_map, *kernel.maps)), pointers, *rest, config=kernel.config,
+            **gpu.launch_options(x.device), num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         if compiled is not None:
-            kernel.again = Relaunch(compiled, maps=3)
-            kernel.again.keep((kernel.words,))
+            kernel.again = Relaunch(compiled, maps=4)
+            kernel.again.keep(kernel.maps)
     return y
 
 
@@ -284,13 +362,35 @@ def _product(
     decoder = BYTES[f.bits, f.element, FOLDED if fold else mode]
     words = w.planes[f.bits].view(torch.int32)
     tiles = words.numel() // (w.tiled * 32 * f.bits)
+    words_map = TensorMap(words.reshape(tiles, f.bits * w.tiled, 32), (rows // 16, 2 * f.bits, 32))
+    width = staged_words(w)
+    scales_map = TensorMap(w.scales.view(torch.int16).reshape(tiles, -1), (max(rows // 16, 8), width)) if width else words_map
     config = Config(
-        mode=MODES[mode], tokens=tile.tokens, row_blocks=tile.rows, row_groups=tile.groups, stages=tile.stages, segment=s.segment,
-        group=group_elements(w), spans=mode == "int8" and s.span != s.segment, fold=fold, bits=f.bits,
-        scale=E8M0_NORMAL.value if w.normal_scales else SCALES[f.scale], addend=addend_kind(w), unit=decoder.unit,
+        mode=MODES[mode], tokens=tile.tokens, row_blocks=tile.rows, row_groups=tile.groups, input_groups=tile.deep,
+        product=tile.product, stages=tile.fitted(f.bits, width, mode == "int8"), segment=s.segment,
+        group=group_elements(w), spans=mode == "int8" and s.span != s.segment, fold=fold, e5m2=decoder.e5m2, bits=f.bits,
+        scale=E8M0_NORMAL.value if w.normal_scales else SCALES[f.scale], addend=addend_kind(w), scale_words=width,
+        scale_bfloat=w.scales.dtype == torch.bfloat16, unit=decoder.unit,
         plus=128.0 if f.bits == 8 and f.element == "uint" else 0.0, decoder=decoder.code, registers=decoder.registers,
         global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, divisor=float(f.divisor), has_bias=has_bias,
         half=dtype == torch.float16, adjacent=tile.together, store=2 if engine else 1,
+        ahead=bool(tile.ahead), pdl=gpu.supports_pdl(w.device),
     )  # fmt: skip
-    folded = (w.top - 6, 2.0 ** (w.top - 6 - 127)) if fold else (0, 1.0)
-    return CachedProduct(TensorMap(words.reshape(tiles, f.bits * w.tiled, 32), (rows // 16, 2 * f.bits, 32)), config, folded)
+    folded = (fold_shift(w.top), 2.0 ** (w.top - 128)) if fold else (0, 1.0)
+    return CachedProduct((words_map, scales_map), config, folded)
+
+
+def fold_shift(top: int) -> int:
+    """What makes the exponent field of 2^15 in float16 of the largest E8M0 byte: sums then lack
+    2^(top − 128), of which the decoder's values have 2^-14.
+    """
+    return 30 - top
+
+
+def staged_words(w: CudaWeight) -> int:
+    """16-bit words of the scales of 16 rows and 128 inputs where the copy engine brings them to a
+    stage: whole groups, rows of 32 to 128 bytes. Else 0.
+    """
+    group, each = group_elements(w), 8 * w.scales.element_size()
+    words = max(1, WHOLE // group) * each
+    return words if max(group, WHOLE) % min(group, WHOLE) == 0 and each <= 16 <= words <= 64 else 0

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 INT8 = tl.constexpr(0)
 FP8 = tl.constexpr(1)
@@ -32,6 +33,7 @@ class Rounding(NamedTuple):
     sums              codes are summed by segment
     order             STRAIGHT, BY_NIBBLES, BY_BYTES or BY_E2M1
     by_token          scales and sums of a token are adjacent; else those of a span or segment
+    numbers           codes are stored as numbers of Q's type
     """
 
     mode: int
@@ -41,6 +43,7 @@ class Rounding(NamedTuple):
     sums: bool
     order: int
     by_token: bool
+    numbers: bool = False
 
     def constants(self) -> Rounding:
         """Itself; called in a kernel, the record whose fields are compile-time constants."""
@@ -87,11 +90,15 @@ def stored_at(j, ORDER: tl.constexpr):
 
 
 @triton.jit
-def quantize_kernel(Q, SCALES, SUMS, X, k, padded, ldx, spans, segments, stride, rounding: tl.constexpr):
+def quantize_kernel(Q, SCALES, SUMS, X, k, padded, ldx, spans, segments, stride, rounding: tl.constexpr, PDL: tl.constexpr):
     """Q int8 (m, padded), SCALES float32 (m, spans) or (m,), SUMS float32 (m, segments); not
-    `by_token` SCALES (spans, m) and SUMS (segments, m), `stride` from row to row.
+    `by_token` SCALES (spans, m) and SUMS (segments, m), `stride` from row to row. PDL: the launch
+    overlaps with the kernels before and after.
     """
     R: tl.constexpr = rounding.constants()
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     EACH: tl.constexpr = R.block // R.segment
     token = tl.program_id(0).to(tl.int64)
     if R.mode == INT8:
@@ -133,7 +140,8 @@ def quantize_kernel(Q, SCALES, SUMS, X, k, padded, ldx, spans, segments, stride,
             j = first + tl.arange(0, R.block)
             x = tl.load(X + token * ldx + j, mask=(j < k) & finite, other=0).to(tl.float32)
             code = e4m3_byte(x * inverse)
-            tl.store(Q + token * padded + stored_at(j, R.order), code.to(tl.int8), mask=j < padded)
+            stored = e4m3_value(code).to(Q.dtype.element_ty) if R.numbers else code.to(tl.int8)
+            tl.store(Q + token * padded + stored_at(j, R.order), stored, mask=j < padded)
             if R.sums:
                 total = tl.sum(tl.reshape(e4m3_value(code), (EACH, R.segment)), 1)
                 e = first // R.segment + tl.arange(0, EACH)

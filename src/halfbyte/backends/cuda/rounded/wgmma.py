@@ -3,10 +3,11 @@ order as its register operand.
 
 One word a lane of fragment order becomes two registers of operand A: the codes of row g, of row
 g + 8, four inputs each. Which four is a matter of x alone, whose codes `quantize.py` stores in the
-order in which the words meet them. A producer warp copies x and words of 128 inputs, a unit, to a
-stage of shared memory; consumer warpgroups decode, multiply, and apply scales to the sums of a
-segment, 32 to 128 inputs, while products of the other warpgroups run. Every sum is made as in
-`product.py`, so int8 results have the same bits. Tiles are never cut in parts.
+order in which the words meet them. A producer warp copies x, words and scales of 128 inputs, a
+unit, to a stage of shared memory; consumer warpgroups decode, multiply, and apply scales to the
+sums of a segment, 32 to 128 inputs, while other products run: those of the other warpgroups, and
+of the next `product` tokens of the same one. Every sum is made as in `product.py`, so int8 results
+have the same bits. Tiles are never cut in parts.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..decode import FLOAT
-from ..mma.operands import axis
+from ..mma.operands import pieces
 from ..portable.decode_tile import BIAS, NONE, ZERO
+from ..wgmma.epilogue import by_lanes, from_lanes, hand_over, take_over
 from ..wgmma.gluon_compat import aggregate, block_barrier, copy_in, copy_out
-from ..wgmma.kernel import registers_of, tile_position, warps_of
-from ..wgmma.operand import byte_f32
+from ..wgmma.kernel import own_rows, registers_of, tile_position, warps_of
+from ..wgmma.operand import byte_f32, terms_layout
 from .quantize import INT8
 
 UNIT = gl.constexpr(128)
@@ -45,8 +48,8 @@ class Pointers(NamedTuple):
 
 class Work(NamedTuple):
     """Tokens m and outputs n, blocks of rows and tokens, units and groups of a row, stride of x's
-    scales and sums, which have whole tiles of tokens; the E8M0 byte that is 1 where scales are
-    folded, and the power of two that sums of FP8 lack.
+    scales and sums, which have whole tiles of tokens; what is added to folded E8M0 bytes, and the
+    power of two that sums of FP8 lack.
     """
 
     m: Any
@@ -56,18 +59,24 @@ class Work(NamedTuple):
     units: Any
     groups: Any
     stride: Any
-    lowest: Any
+    shift: Any
     power: Any
 
 
 class Shared(NamedTuple):
-    """Shared memory: a stage's x and words; outputs; barriers of full and empty stages."""
+    """Shared memory: a stage's x, words and scales; outputs; barriers of full and empty stages;
+    sums of warpgroups that share rows, and the barriers that say they were written and read.
+    """
 
     x: Any
     words: Any
+    scales: Any
     y: Any
     full: Any
     empty: Any
+    sums: Any
+    written: Any
+    read: Any
 
 
 class Maps(NamedTuple):
@@ -76,6 +85,7 @@ class Maps(NamedTuple):
     y: Any
     x: Any
     words: Any
+    scales: Any
 
 
 @aggregate
@@ -93,12 +103,21 @@ class Config(NamedTuple):
 
     mode              INT8 or FP8
     tokens, row_blocks, row_groups    of a tile; blocks of 64 rows of a warpgroup; warpgroups
+    input_groups      warpgroups on the same rows, each every input_groups-th unit. Sums of FP8 are
+                      added at the end of a tile; those of int8, whose order is defined, go from
+                      warpgroup to warpgroup, unit by unit
+    product           tokens of one product: the same operand is multiplied with the others of a
+                      tile after them
     stages            stages of shared memory
     segment, group    inputs of a sum; inputs that share a scale
     spans             segments share a scale of x (int8)
-    fold              E8M0 scales of groups of 32 are part of the operand's E4M3 values
+    fold              E8M0 scales of groups of 32 are part of the operand's values
+    e5m2              the operand's bytes are E5M2, else E4M3 (or whole numbers)
     bits              of a code
     scale, addend     kinds of scale and addend (decode.py)
+    scale_words       16-bit words of a unit's scales in 16 rows, copied to its stage; 0: lanes load
+                      scales themselves
+    scale_bfloat      scales of 16 bits are bfloat16
     unit              what the integers of the operand are multiples of
     plus              what a byte was lessened by: 128 for UINT, else 0
     decoder, registers    assembly and its constraints
@@ -106,20 +125,27 @@ class Config(NamedTuple):
     has_bias, half    a bias is added; y is float16 (else bfloat16)
     adjacent          token blocks that neighbouring programs take for the same rows
     store             2: the copy engine writes y; 1: every lane writes what it has
+    ahead             the words of the next unit are decoded while products run
+    pdl               the launch overlaps with the kernel before
     """
 
     mode: int
     tokens: int
     row_blocks: int
     row_groups: int
+    input_groups: int
+    product: int
     stages: int
     segment: int
     group: int
     spans: bool
     fold: bool
+    e5m2: bool
     bits: int
     scale: int
     addend: int
+    scale_words: int
+    scale_bfloat: bool
     unit: float
     plus: float
     decoder: str
@@ -131,6 +157,8 @@ class Config(NamedTuple):
     half: bool
     adjacent: int
     store: int
+    ahead: bool
+    pdl: bool
 
     def constants(self) -> Config:
         """Itself; called in a kernel, the record whose fields are compile-time constants."""
@@ -167,20 +195,34 @@ def bytes_layout(r, each):
     )  # fmt: skip
 
 
+@gluon.constexpr_function
+def groups_of(config):
+    """Scale groups of a unit, 1 where they are larger."""
+    return max(1, 128 // config.group)
+
+
 @gluon.jit
-def exponents(pointers, tile, k, tiles, work, C: gl.constexpr):
-    """E8M0 bytes of groups of 32 of unit k, less `work.lowest`, of the row tiles from `tile` on, as
-    `decoded` takes them: rows g and g + 8, each [R, 4, 8, 4, 1, 1].
-    """
+def stored_scales(shared, stage, WG: gl.constexpr, C: gl.constexpr):
+    """The 16-bit words of a unit's scales of warpgroup WG, from its stage: [4 R tiles, words]."""
     R: gl.constexpr = C.row_blocks
-    L: gl.constexpr = registers_layout(R)
-    at = tile + 4 * axis(0, R, L, 6) + axis(1, 4, L, 6)
-    group = 4 * k + axis(3, 4, L, 6)
-    line = (at * work.groups + group) * 16 + 2 * axis(2, 8, L, 6)
-    live = (at < tiles) & (group < work.groups)
-    low = gl.load(pointers.scales + line, mask=live, other=0)
-    high = gl.load(pointers.scales + (line + 1), mask=live, other=0)
-    return low.to(gl.int32) - work.lowest, high.to(gl.int32) - work.lowest
+    GROUPS: gl.constexpr = groups_of(C)
+    L: gl.constexpr = terms_layout(max(R * C.row_groups, 2), 4, GROUPS, C.scale_words // GROUPS // 8)
+    return own_rows(shared.scales.index(stage).load(L), WG, 4 * R)
+
+
+@gluon.jit
+def factors(stored, shift, C: gl.constexpr):
+    """Stored E8M0 bytes of groups of 32 as pairs of float16, 2^15 for the largest one, as `decoded`
+    takes them: rows g and g + 8, each [R, 4, 8, 4, 1, 1]. Bytes of the padding are below the
+    smallest.
+    """
+    L: gl.constexpr = registers_layout(C.row_blocks)
+    v = gl.permute(gl.reshape(stored, [C.row_blocks, 4, 4, 8]), [0, 1, 3, 2]).to(gl.int32)
+    low = gl.maximum((v & 255) + shift, 1) * 0x04000400
+    high = gl.maximum(((v >> 8) & 255) + shift, 1) * 0x04000400
+    low = gl.convert_layout(gl.reshape(low, [C.row_blocks, 4, 8, 4, 1, 1]), L, assert_trivial=True)
+    high = gl.convert_layout(gl.reshape(high, [C.row_blocks, 4, 8, 4, 1, 1]), L, assert_trivial=True)
+    return low, high
 
 
 @gluon.jit
@@ -220,6 +262,8 @@ def _as_operand(v, SIZE: gl.constexpr, A: gl.constexpr, C: gl.constexpr):
     v = gl.convert_layout(v, A, assert_trivial=True)
     if C.mode == INT8:
         return v
+    elif C.e5m2:
+        return v.to(gl.float8e5, bitcast=True)
     else:
         return v.to(gl.float8e4nv, bitcast=True)
 
@@ -272,23 +316,56 @@ def segments(v, A: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def row_terms(pointers, r, n, at, groups, C: gl.constexpr):
-    """Scale and addend of the group of input `at` for rows r, float32."""
-    if C.fold:
-        return 1.0, 0.0
+def staged_terms(stored, ACC: gl.constexpr, C: gl.constexpr):
+    """Stored scales of a unit to those of each group, float32, for the rows of a warpgroup."""
+    R: gl.constexpr = C.row_blocks
+    GROUPS: gl.constexpr = groups_of(C)
+    if C.scale == FLOAT:
+        v = gl.permute(gl.reshape(stored, [R, 4, GROUPS, 8, 2]), [0, 1, 4, 3, 2])
+        s = v.to(gl.bfloat16 if C.scale_bfloat else gl.float16, bitcast=True).to(gl.float32)
+    else:
+        v = gl.permute(gl.reshape(stored, [R, 4, GROUPS, 8]), [0, 1, 3, 2]).to(gl.int32)
+        s = gl.join(byte_f32(v & 255, C.scale), byte_f32((v >> 8) & 255, C.scale))
+        s = gl.permute(s, [0, 1, 4, 2, 3])
+    terms = ()
+    each = pieces(s * C.unit, GROUPS)
+    for i in gl.static_range(GROUPS):
+        one = gl.convert_layout(gl.reshape(each[i], [64 * R]), gl.SliceLayout(1, ACC), assert_trivial=True)
+        terms = terms + (one,)  # type: ignore[assignment] # Triton unrolls the loop
+    return terms
+
+
+@gluon.jit
+def addend_of(pointers, s, r, n, at, groups, C: gl.constexpr):
+    """The addend of the group of input `at` for rows r, float32; without one anything, here s."""
+    if C.addend == NONE:
+        return s
     else:
         g = at // C.group
         line = ((r // 16) * groups + gl.minimum(g, groups - 1)) * 16 + r % 8 * 2 + r % 16 // 8
-        live = (r < n) & (g < groups)
-        raw = gl.load(pointers.scales + line, mask=live, other=0)
-        if C.scale == FLOAT:
-            s = raw.to(gl.float32)
-        else:
-            s = byte_f32(raw.to(gl.int32), C.scale)
-        a = s
-        if C.addend != NONE:
-            a = gl.load(pointers.addends + line, mask=live, other=0).to(gl.float32)
-        return s * C.unit, a
+        return gl.load(pointers.addends + line, mask=(r < n) & (g < groups), other=0).to(gl.float32)
+
+
+@gluon.jit
+def row_terms(pointers, r, n, at, groups, C: gl.constexpr):
+    """Scale and addend of the group of input `at` for rows r, float32."""
+    g = at // C.group
+    line = ((r // 16) * groups + gl.minimum(g, groups - 1)) * 16 + r % 8 * 2 + r % 16 // 8
+    raw = gl.load(pointers.scales + line, mask=(r < n) & (g < groups), other=0)
+    if C.scale == FLOAT:
+        s = raw.to(gl.float32)
+    else:
+        s = byte_f32(raw.to(gl.int32), C.scale)
+    return s * C.unit, addend_of(pointers, s, r, n, at, groups, C)
+
+
+@gluon.jit
+def copy_weight(maps, shared, bar, stage, row, k, live, C: gl.constexpr):
+    """Words and scales of unit k into a stage; `row` counts tiles of 16 rows."""
+    copy_in(maps.words, [row, k * (2 * C.bits), 0], bar, shared.words.index(stage), pred=live)
+    if C.scale_words:
+        group = k * UNIT // C.group
+        copy_in(maps.scales, [row, group * (C.scale_words // groups_of(C))], bar, shared.scales.index(stage), pred=live)
 
 
 @gluon.jit
@@ -299,22 +376,33 @@ def produce(args, C: gl.constexpr):
     BN: gl.constexpr = 64 * C.row_blocks * C.row_groups
     WIDTH: gl.constexpr = max(C.segment, 32)
     COUNT: gl.constexpr = UNIT // WIDTH
-    BYTES: gl.constexpr = C.tokens * UNIT + BN * 16 * C.bits
+    P: gl.constexpr = C.tokens // C.product
+    BYTES: gl.constexpr = C.tokens * UNIT + BN * 16 * C.bits + max(BN // 16, 8) * C.scale_words * 2
     maps = args.maps
     shared = args.shared
     work = args.work
     p = gl.program_id(0)
     stage = 0 * p
     phase = 1 + 0 * p
+    first, _ = tile_position(p, work.rows, work.tokens, C.adjacent)
+    early = gl.minimum(work.units, C.stages)
+    for i in gl.static_range(C.stages):  # the first weights do not depend on the kernel before, x does
+        mbarrier.expect(shared.full.index(i), BYTES, pred=i < early)
+        copy_weight(maps, shared, shared.full.index(i), i, first * (BN // 16), i, i < early, C)
+    if C.pdl:
+        gdc_wait()
     for tile in range(p, work.rows * work.tokens, gl.num_programs(0)):
         row, token = tile_position(tile, work.rows, work.tokens, C.adjacent)
         for k in range(work.units):
             bar = shared.full.index(stage)
             mbarrier.wait(shared.empty.index(stage), phase)
-            mbarrier.expect(bar, BYTES)
-            copy_in(maps.words, [row * (BN // 16), k * (2 * C.bits), 0], bar, shared.words.index(stage))
+            mbarrier.expect(bar, BYTES, pred=early <= 0)
+            copy_weight(maps, shared, bar, stage, row * (BN // 16), k, early <= 0, C)
             for i in gl.static_range(COUNT):
-                copy_in(maps.x, [token * C.tokens, k * UNIT + i * WIDTH], bar, shared.x.index(stage * COUNT + i))
+                for j in gl.static_range(P):
+                    box = shared.x.index((stage * COUNT + i) * P + j)
+                    copy_in(maps.x, [token * C.tokens + j * C.product, k * UNIT + i * WIDTH], bar, box)
+            early -= 1
             stage += 1
             if stage == C.stages:
                 stage = 0 * p
@@ -345,7 +433,7 @@ def add_segment(total, part, acc, row, column, C: gl.constexpr):
         x_scale, x_sum = column
         sum = acc
         if C.mode == INT8:
-            sum = acc.to(gl.float32, bitcast=True) - 12582912.0
+            sum = acc.to(gl.float32)
         if (C.addend != NONE) or (C.plus != 0):
             x_sum = gl.expand_dims(x_sum, 0)
             if C.plus != 0:
@@ -375,97 +463,233 @@ def add_segment(total, part, acc, row, column, C: gl.constexpr):
 
 @gluon.jit
 def start(ROWS: gl.constexpr, ACC: gl.constexpr, C: gl.constexpr):
-    """Where sums begin: integers as the mantissa of 1.5 · 2^23, so that no conversion is needed."""
+    """Sums of nothing."""
     if C.mode == INT8:
-        return gl.full([ROWS, C.tokens], 0x4B400000, gl.int32, layout=ACC)
+        return gl.zeros([ROWS, C.product], gl.int32, layout=ACC)
     else:
-        return gl.zeros([ROWS, C.tokens], gl.float32, layout=ACC)
+        return gl.zeros([ROWS, C.product], gl.float32, layout=ACC)
 
 
 @gluon.jit
-def unit_terms(pointers, r, t, k, work, C: gl.constexpr):
-    """`row_terms` and `column_terms` of every segment of unit k, loaded before its words are waited
-    for.
+def unit_rows(args, stored, r, k, ACC: gl.constexpr, C: gl.constexpr):
+    """Scale and addend of every segment of unit k for rows r."""
+    COUNT: gl.constexpr = UNIT // C.segment
+    GROUPS: gl.constexpr = groups_of(C)
+    rows = ()
+    if C.fold:
+        rows = ((1.0, 0.0),)  # type: ignore[assignment] # a constant: the branch is taken by Triton
+    elif C.scale_words:
+        scales = staged_terms(stored, ACC, C)
+        for i in gl.static_range(COUNT):
+            s = scales[i * GROUPS // COUNT]
+            rows = rows + ((s, addend_of(args.pointers, s, r, args.work.n, (k * COUNT + i) * C.segment, args.work.groups, C)),)  # type: ignore[assignment] # Triton unrolls the loop
+    else:
+        for i in gl.static_range(COUNT):
+            rows = rows + (row_terms(args.pointers, r, args.work.n, (k * COUNT + i) * C.segment, args.work.groups, C),)  # type: ignore[assignment] # Triton unrolls the loop
+    return rows
+
+
+@gluon.jit
+def unit_columns(pointers, first, k, work, ACC: gl.constexpr, C: gl.constexpr):
+    """`column_terms` of every segment of unit k and every product of a tile whose tokens begin at
+    `first`: loaded before its products begin.
     """
     COUNT: gl.constexpr = UNIT // C.segment
-    terms = ()
     columns = ()
-    for i in gl.static_range(COUNT):
-        s = k * COUNT + i
-        terms = terms + (row_terms(pointers, r, work.n, s * C.segment, work.groups, C),)  # type: ignore[assignment] # Triton unrolls the loop
-        columns = columns + (column_terms(pointers, t, s, k if C.spans else s, work.stride, C),)  # type: ignore[assignment] # Triton unrolls the loop
-    return terms, columns
+    for j in gl.static_range(C.tokens // C.product):
+        t = first + j * C.product + gl.arange(0, C.product, layout=gl.SliceLayout(0, ACC))
+        for i in gl.static_range(COUNT):
+            s = k * COUNT + i
+            columns = columns + (column_terms(pointers, t, s, k if C.spans else s, work.stride, C),)  # type: ignore[assignment] # Triton unrolls the loop
+    return columns
 
 
 @gluon.jit
-def next_registers(args, row, k, stage, phase, more, C: gl.constexpr, WG: gl.constexpr):
-    """The decoded registers of unit k, from its stage. Past a tile's last unit, `more` false, they
-    are never multiplied.
+def next_registers(args, stage, phase, more, C: gl.constexpr, WG: gl.constexpr):
+    """The decoded registers of a unit and its stored scales, from its stage. Past a tile's last
+    unit, `more` false, they are never used.
     """
     R: gl.constexpr = C.row_blocks
-    work = args.work
-    scales = k
-    if C.fold:
-        scales = exponents(args.pointers, row * (4 * R * C.row_groups) + WG * 4 * R, k, (work.n + 15) // 16, work, C)
     mbarrier.wait(args.shared.full.index(stage), phase, pred=more)
     words = args.shared.words.index(stage).slice(WG * 4 * R, 4 * R).load(words_layout(R, C.bits))
-    return decoded(words, scales, C)
+    stored = stage
+    scales = stage
+    if C.scale_words:
+        stored = stored_scales(args.shared, stage, WG, C)
+    if C.fold:
+        scales = factors(stored, args.work.shift, C)
+        stored = stage
+    return decoded(words, scales, C), stored
 
 
 @gluon.jit
-def consume(args, C: gl.constexpr, WG: gl.constexpr):
-    """Consumer WG: its rows of every tile of the program."""
+def consume(args, C: gl.constexpr, NUMBER: gl.constexpr):
+    """Consumer NUMBER: warpgroup WG of those along the rows, number WK of those on the same rows.
+    Unit i of all that a program does is this warpgroup's where i mod WGK is WK.
+    """
+    WG: gl.constexpr = NUMBER % C.row_groups
+    WK: gl.constexpr = NUMBER // C.row_groups
+    WGK: gl.constexpr = C.input_groups
+    RING: gl.constexpr = C.mode == INT8 and WGK > 1
     R: gl.constexpr = C.row_blocks
     ROWS: gl.constexpr = 64 * R
     COUNT: gl.constexpr = UNIT // C.segment
     BOXES: gl.constexpr = UNIT // max(C.segment, 32)
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.tokens, 32])
+    P: gl.constexpr = C.tokens // C.product
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.product, 32])
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
     shared = args.shared
     work = args.work
     pointers = args.pointers
     p = gl.program_id(0)
-    stage = 0 * p
+    programs = gl.num_programs(0)
+    tiles = work.rows * work.tokens
+    stage = WK + 0 * p
     phase = 0 * p
-    for tile in range(p, work.rows * work.tokens, gl.num_programs(0)):
+    left = ((tiles - p + programs - 1) // programs * work.units + (WGK - 1 - WK)) // WGK
+    zeros = gl.zeros([ROWS, C.product], gl.float32, layout=ACC)
+    if C.pdl:
+        gdc_wait()
+    if C.ahead:
+        registers, stored = next_registers(args, stage, phase, left > 0, C, WG)
+    for tile in range(p, tiles, programs):
         row, token = tile_position(tile, work.rows, work.tokens, C.adjacent)
         r = row * (ROWS * C.row_groups) + WG * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, ACC))
-        t = token * C.tokens + gl.arange(0, C.tokens, layout=gl.SliceLayout(0, ACC))
-        total = gl.zeros([ROWS, C.tokens], gl.float32, layout=ACC)
+        totals = (zeros,) * P
         # ptxas multiplies one after another where an operand's registers are written during a
         # product; these are written after it, by an operation that it cannot leave out.
         nothing = work.m >> 31
-        registers = next_registers(args, row, 0, stage, phase, True, C, WG)
-        for k in range(work.units):
-            terms, columns = unit_terms(pointers, r, t, k, work, C)
-            part = gl.zeros([ROWS, C.tokens], gl.float32, layout=ACC)
-            ahead = gl.where(stage + 1 == C.stages, 0, stage + 1)
-            ahead_phase = gl.where(stage + 1 == C.stages, phase ^ 1, phase)
+        before = tile // programs * work.units
+        for turn in range((before + (WGK - 1 - WK)) // WGK, (before + work.units + (WGK - 1 - WK)) // WGK):
+            k = turn * WGK + WK - before
+            columns = unit_columns(pointers, token * C.tokens, k, work, ACC, C)
+            if not C.ahead:
+                registers, stored = next_registers(args, stage, phase, True, C, WG)
+            rows = unit_rows(args, stored, r, k, ACC, C)
+            parts = (zeros,) * P
+            held = totals
+            last = stage + WGK >= C.stages
+            ahead = gl.where(last, stage + (WGK - C.stages), stage + WGK)
+            ahead_phase = gl.where(last, phase ^ 1, phase)
+            left -= 1
             following = registers
-            a = segments(registers ^ nothing, A, C)
+            following_stored = stored
+            if C.ahead:
+                a = segments(registers ^ nothing, A, C)
+            else:
+                a = segments(registers, A, C)
             for i in gl.static_range(COUNT):
-                x = shared.x.index(stage * BOXES + i * BOXES // COUNT).permute((1, 0))
-                acc = warpgroup_mma(a[i], x, start(ROWS, ACC, C), use_acc=C.mode == INT8, is_async=True)
-                if i == 0:  # the next words are decoded while this product runs
-                    following = next_registers(args, row, k + 1, ahead, ahead_phase, k + 1 < work.units, C, WG)
-                acc = warpgroup_mma_wait(0, deps=[acc])
+                running = start(ROWS, ACC, C)
+                for j in gl.static_range(P):
+                    x = shared.x.index((stage * BOXES + i * BOXES // COUNT) * P + j).permute((1, 0))
+                    acc = warpgroup_mma(a[i], x, start(ROWS, ACC, C), use_acc=False, is_async=True)
+                    if C.ahead and i == 0 and j == min(1, P - 1):  # the next words are decoded while these products run
+                        following, following_stored = next_registers(args, ahead, ahead_phase, left > 0, C, WG)
+                        # A barrier that was passed before: without a branch here ptxas decodes
+                        # after the products.
+                        mbarrier.wait(shared.full.index(stage), phase)
+                    if RING and not C.spans and i == 0 and j == min(1, P - 1):
+                        held = take_turn(shared, zeros, k, turn, WG, WK, C)
+                    if j > 0:
+                        if i == 0 and j == 1:
+                            done, following = warpgroup_mma_wait(1, deps=[running, following])
+                        else:
+                            done = warpgroup_mma_wait(1, deps=[running])
+                        held, parts = add_product(held, parts, done, rows[i], columns[(j - 1) * COUNT + i], j - 1, C)
+                    running = acc
+                if i == 0:
+                    done, following = warpgroup_mma_wait(0, deps=[running, following])
+                else:
+                    done = warpgroup_mma_wait(0, deps=[running])
                 if i == COUNT - 1:
                     mbarrier.arrive(shared.empty.index(stage))
-                total, part = add_segment(total, part, acc, terms[i], columns[i], C)
+                held, parts = add_product(held, parts, done, rows[i], columns[(P - 1) * COUNT + i], P - 1, C)
             if C.spans:
-                y, _ = gl.broadcast(gl.expand_dims(columns[0][0] * 128.0, 0), total)
-                total = gl.fma(part, y, total)
+                if RING:
+                    held = take_turn(shared, zeros, k, turn, WG, WK, C)
+                held = add_spans(held, parts, columns, COUNT)
+            if RING:
+                pass_on(shared, held, WG, WK, C)
+                if k + 1 == work.units:
+                    write_products(args, held, r, row, token, WG, NUMBER, ACC, C)
+            else:
+                totals = held
             registers = following
+            stored = following_stored
             stage = ahead
             phase = ahead_phase
-        write_tile(args, total, r, t, row, token, WG, C)
+        if not RING:
+            parity = tile // programs & 1
+            for j in gl.static_range(P):
+                if WK > 0:
+                    hand_over(shared, (WK - 1 + j * (WGK - 1)) * C.row_groups + WG, parity, totals[j], C)
+            if WK == 0:
+                sums = ()
+                for j in gl.static_range(P):
+                    sums = sums + (take_over(shared, j * (WGK - 1) * C.row_groups + WG, parity, totals[j], C),)  # type: ignore[assignment] # Triton unrolls the loop
+                write_products(args, sums, r, row, token, WG, NUMBER, ACC, C)
     if C.store == 2:
         tma.store_wait(0)
 
 
 @gluon.jit
-def write_tile(args, total, r, t, row, token, WG: gl.constexpr, C: gl.constexpr):
-    """Sums of a warpgroup's rows of a tile to y."""
+def take_turn(shared, zeros, k, turn, WG: gl.constexpr, WK: gl.constexpr, C: gl.constexpr):
+    """The sums of all units before unit k of a tile, from the warpgroup that had the last one."""
+    WGK: gl.constexpr = C.input_groups
+    if WK == 0:
+        mbarrier.wait(shared.written.index(WG * WGK + WGK - 1), (turn & 1) ^ 1)
+    else:
+        mbarrier.wait(shared.written.index(WG * WGK + WK - 1), turn & 1)
+    LANES: gl.constexpr = by_lanes(zeros, C.row_blocks, 4).type.layout
+    P: gl.constexpr = C.tokens // C.product
+    out = ()
+    for j in gl.static_range(P):
+        v = from_lanes(shared.sums.index(WG * P + j).load(LANES), zeros, C.row_blocks, 4)
+        out = out + (gl.where(k == 0, 0.0, v),)  # type: ignore[assignment] # Triton unrolls the loop
+    return out
+
+
+@gluon.jit
+def pass_on(shared, totals, WG: gl.constexpr, WK: gl.constexpr, C: gl.constexpr):
+    """Sums to the warpgroup that has the next unit."""
+    P: gl.constexpr = C.tokens // C.product
+    for j in gl.static_range(P):
+        shared.sums.index(WG * P + j).store(by_lanes(totals[j], C.row_blocks, 4))
+    block_barrier()
+    mbarrier.arrive(shared.written.index(WG * C.input_groups + WK))
+
+
+@gluon.jit
+def write_products(
+    args, totals, r, row, token, WG: gl.constexpr, NUMBER: gl.constexpr, ACC: gl.constexpr, C: gl.constexpr
+):  # fmt: skip
+    """The sums of a tile's products to y."""
+    for j in gl.static_range(C.tokens // C.product):
+        first = token * C.tokens + j * C.product
+        t = first + gl.arange(0, C.product, layout=gl.SliceLayout(0, ACC))
+        write_tile(args, totals[j], r, t, row, first, WG, NUMBER, C)
+
+
+@gluon.jit
+def add_product(totals, parts, acc, row, column, J: gl.constexpr, C: gl.constexpr):
+    """`add_segment` for product J of a tile."""
+    total, part = add_segment(totals[J], parts[J], acc, row, column, C)
+    return totals[:J] + (total,) + totals[J + 1 :], parts[:J] + (part,) + parts[J + 1 :]
+
+
+@gluon.jit
+def add_spans(totals, parts, columns, COUNT: gl.constexpr):
+    """Sums of a span under its scale, added to all."""
+    out = ()
+    for j in gl.static_range(len(totals)):
+        y, _ = gl.broadcast(gl.expand_dims(columns[j * COUNT][0] * 128.0, 0), totals[j])
+        out = out + (gl.fma(parts[j], y, totals[j]),)  # type: ignore[assignment] # Triton unrolls the loop
+    return out
+
+
+@gluon.jit
+def write_tile(args, total, r, t, row, first, WG: gl.constexpr, NUMBER: gl.constexpr, C: gl.constexpr):
+    """Sums of a warpgroup's rows of a tile, `product` tokens t from `first` on, to y."""
     ROWS: gl.constexpr = 64 * C.row_blocks
     pointers = args.pointers
     work = args.work
@@ -484,13 +708,13 @@ def write_tile(args, total, r, t, row, token, WG: gl.constexpr, C: gl.constexpr)
     if C.has_bias:
         total = total + gl.expand_dims(gl.load(pointers.bias + r, mask=r < work.n, other=0).to(gl.float32), 1)
     if C.store == 2:
-        tile_y = args.shared.y.index(WG)
+        tile_y = args.shared.y.index(NUMBER)
         tma.store_wait(0)
         block_barrier()
         tile_y.permute((1, 0)).store(total.to(gl.float16 if C.half else gl.bfloat16))
         fence_async_shared()
         block_barrier()
-        copy_out(args.maps.y, [token * C.tokens, row * (ROWS * C.row_groups) + WG * ROWS], tile_y)
+        copy_out(args.maps.y, [first, row * (ROWS * C.row_groups) + WG * ROWS], tile_y)
     else:
         at = gl.expand_dims(t, 0).to(gl.int64) * work.n + gl.expand_dims(r, 1)
         keep = gl.expand_dims(t < work.m, 0) & gl.expand_dims(r < work.n, 1)
@@ -500,37 +724,60 @@ def write_tile(args, total, r, t, row, token, WG: gl.constexpr, C: gl.constexpr)
 @gluon.jit
 def partition(args, C: gl.constexpr, NUMBER: gl.constexpr):
     """Consumer NUMBER, or after them the producer."""
-    if NUMBER < C.row_groups:
+    if NUMBER < C.row_groups * C.input_groups:
         consume(args, C, NUMBER)
     else:
         produce(args, C)
 
 
-@gluon.jit(do_not_specialize=["m", "n", "units", "groups", "lowest"])
-def rounded_wgmma_kernel(y_map, x_map, w_map, pointers, m, n, units, groups, stride, lowest, power, config: gl.constexpr):
+@gluon.jit(do_not_specialize=["m", "n", "units", "groups", "shift"])
+def rounded_wgmma_kernel(
+    y_map, x_map, w_map, s_map, pointers, m, n, units, groups, stride, shift, power, config: gl.constexpr
+):  # fmt: skip
     """y (m, n), one tile being 64 · row_blocks · row_groups rows of w by `config.tokens` tokens."""
     C: gl.constexpr = config.constants()
     BN: gl.constexpr = 64 * C.row_blocks * C.row_groups
     WIDTH: gl.constexpr = max(C.segment, 32)
-    maps = Maps(y_map, x_map, w_map)
-    work = Work(m, n, (n + (BN - 1)) // BN, (m + (C.tokens - 1)) // C.tokens, units, groups, stride, lowest, power)
+    maps = Maps(y_map, x_map, w_map, s_map)
+    work = Work(m, n, (n + (BN - 1)) // BN, (m + (C.tokens - 1)) // C.tokens, units, groups, stride, shift, power)
     x_type: gl.constexpr = gl.int8 if C.mode == INT8 else gl.float8e4nv
     dtype: gl.constexpr = gl.float16 if C.half else gl.bfloat16
-    x = gl.allocate_shared_memory(x_type, [C.stages * (UNIT // WIDTH), C.tokens, WIDTH], maps.x.layout)
+    BOXES: gl.constexpr = C.stages * (UNIT // WIDTH) * (C.tokens // C.product)
+    x = gl.allocate_shared_memory(x_type, [BOXES, C.product, WIDTH], maps.x.layout)
     words = gl.allocate_shared_memory(gl.int32, [C.stages, BN // 16, 2 * C.bits, 32], maps.words.layout)
+    scales = words
+    if C.scale_words:
+        scales = gl.allocate_shared_memory(gl.int16, [C.stages, max(BN // 16, 8), C.scale_words], maps.scales.layout)
     y = words
     if C.store == 2:
-        y = gl.allocate_shared_memory(dtype, [C.row_groups, C.tokens, 64 * C.row_blocks], maps.y.layout)
+        y = gl.allocate_shared_memory(dtype, [C.row_groups * C.input_groups, C.product, 64 * C.row_blocks], maps.y.layout)
     full = gl.allocate_shared_memory(gl.int64, [C.stages, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [C.stages, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(C.stages):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=C.row_groups)
-    args = Arguments(maps, pointers, Shared(x, words, y, full, empty), work)  # type: ignore[call-arg] # made by `aggregate`
+    sums = words
+    written = full
+    read = empty
+    RING: gl.constexpr = C.mode == INT8 and C.input_groups > 1
+    SLOTS: gl.constexpr = C.row_groups * (1 if RING else C.input_groups - 1) * (C.tokens // C.product)
+    if C.input_groups > 1:
+        LANES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+        sums = gl.allocate_shared_memory(gl.float32, [SLOTS, C.row_blocks * (C.product // 8), 128, 4], LANES)
+        BARRIERS: gl.constexpr = C.row_groups * C.input_groups if RING else SLOTS
+        written = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], mbarrier.MBarrierLayout())
+        read = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(BARRIERS):
+            mbarrier.init(written.index(i), count=1)
+            mbarrier.init(read.index(i), count=1)
+    shared = Shared(x, words, scales, y, full, empty, sums, written, read)
+    args = Arguments(maps, pointers, shared, work)  # type: ignore[call-arg] # made by `aggregate`
     fence_async_shared()
     block_barrier()
+    if C.pdl:
+        gdc_launch_dependents()
     gl.warp_specialize(
-        [(partition, (args, C, number)) for number in (0, 1, 2, 3, 4)[: C.row_groups + 1]],
-        warps_of(C.row_groups),
-        registers_of(C.row_groups),
+        [(partition, (args, C, number)) for number in (0, 1, 2, 3, 4)[: C.row_groups * C.input_groups + 1]],
+        warps_of(C.row_groups * C.input_groups),
+        registers_of(C.row_groups * C.input_groups),
     )

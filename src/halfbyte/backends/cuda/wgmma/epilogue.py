@@ -20,7 +20,7 @@ def owner(step, sharing, units):
 
 
 @gluon.jit
-def _by_lanes(acc, R: gl.constexpr, W: gl.constexpr):
+def by_lanes(acc, R: gl.constexpr, W: gl.constexpr):
     """An accumulator [16 R W, BT] as [blocks of 8 columns, lanes, 4]: what a lane has of a block is
     16 bytes.
     """
@@ -30,8 +30,8 @@ def _by_lanes(acc, R: gl.constexpr, W: gl.constexpr):
 
 
 @gluon.jit
-def _from_lanes(v, like, R: gl.constexpr, W: gl.constexpr):
-    """The inverse of `_by_lanes`."""
+def from_lanes(v, like, R: gl.constexpr, W: gl.constexpr):
+    """The inverse of `by_lanes`."""
     v = gl.permute(gl.reshape(v, [R, like.shape[1] // 8, W, 8, 4, 2, 2]), [0, 2, 5, 3, 1, 4, 6])
     return gl.convert_layout(gl.reshape(v, like.shape), like.type.layout, assert_trivial=True)
 
@@ -42,7 +42,7 @@ def hand_over(shared, slot: gl.constexpr, parity, acc, C: gl.constexpr):
     ones have been read.
     """
     mbarrier.wait(shared.read.index(slot), parity ^ 1)
-    shared.sums.index(slot).store(_by_lanes(acc, C.row_blocks, 4))
+    shared.sums.index(slot).store(by_lanes(acc, C.row_blocks, 4))
     block_barrier()
     mbarrier.arrive(shared.written.index(slot))
 
@@ -54,14 +54,14 @@ def take_over(shared, WG: gl.constexpr, parity, acc, C: gl.constexpr):
         return acc
     else:
         OTHERS: gl.constexpr = C.input_groups - 1
-        v = _by_lanes(acc, C.row_blocks, 4)
+        v = by_lanes(acc, C.row_blocks, 4)
         L: gl.constexpr = v.type.layout
         for i in gl.static_range(OTHERS):
             mbarrier.wait(shared.written.index(i * C.row_groups + WG), parity)
             v += shared.sums.index(i * C.row_groups + WG).load(L)
             block_barrier()
             mbarrier.arrive(shared.read.index(i * C.row_groups + WG))
-        return _from_lanes(v, acc, C.row_blocks, 4)
+        return from_lanes(v, acc, C.row_blocks, 4)
 
 
 @gluon.jit
@@ -77,7 +77,7 @@ def add_parts(scratch, acc, j, split, p, units, WG: gl.constexpr, C: gl.constexp
     first = owner(j * units, split.sharing, split.units)
     last = owner(j * units + units - 1, split.sharing, split.units)
     W: gl.constexpr = 4
-    v = _by_lanes(acc, R, W)
+    v = by_lanes(acc, R, W)
     L: gl.constexpr = v.type.layout
     at = axis(0, R * (BT // 8), L, 3) * (128 * W) + axis(1, 32 * W, L, 3) * 4 + axis(2, 4, L, 3)
     count = scratch.arrivals + j * WGS + WG
@@ -105,7 +105,7 @@ def add_parts(scratch, acc, j, split, p, units, WG: gl.constexpr, C: gl.constexp
                 theirs = (q * 2 + (j - (q * split.units // split.sharing) // units)) * WGS + WG
                 v += gl.load(scratch.partial + theirs.to(gl.int64) * SIZE + at)
             gl.store(count, 0)
-    return _from_lanes(v, acc, R, W), done
+    return from_lanes(v, acc, R, W), done
 
 
 @gluon.jit

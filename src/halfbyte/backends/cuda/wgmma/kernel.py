@@ -43,11 +43,14 @@ from .operand import lanes_layout, operand, pair_positions, terms_layout, unit, 
 
 
 class Values(NamedTuple):
-    """Pointers to the bias, the tensor's factor and the table of its elements."""
+    """Pointers to the bias, the tensor's factor, the table of its elements and the factors of
+    tokens.
+    """
 
     bias: Any
     global_scale: Any
     table: Any
+    x_scales: Any
 
 
 class Blocks(NamedTuple):
@@ -78,6 +81,7 @@ class Pointers(NamedTuple):
     bias: Any
     global_scale: Any
     table: Any
+    x_scales: Any
     count: Any
     expert: Any
     first: Any
@@ -199,11 +203,13 @@ class Config(NamedTuple):
     unit_low, unit_high        what the value 1 decodes to in rows g and g + 8 (1, or SUBNORMAL_UNITS)
     zero                       the implicit zero in that unit, where it is an addend; else 0
     arithmetic                 operand.HALF, BFLOAT, FLOAT32 or FLOAT32_BFLOAT
+    power                      8-bit scales carry the power of two that codes lack
     decoder, registers, positions    a row of decoders.PAIRS: assembly, its constraints, and where
                                pairs lie in a word
     global_op, divide          the tensor's factor: 0 none, 1 multiplies, 2 divides; whether the
                                format's divisor applies
     has_bias, has_table, half  a bias is added; elements are a table's; activations are float16 (else bfloat16)
+    x_scaled                   the sums of a token are multiplied by its factor
     adjacent                   token blocks that neighbouring programs take for the same rows
     store                      2: the copy engine writes y; 1: every lane writes what it has
     routed, gate               a stack of experts; the activation that joins rows 2 j and 2 j + 1
@@ -234,6 +240,7 @@ class Config(NamedTuple):
     unit_high: float
     zero: float
     arithmetic: int
+    power: bool
     decoder: str
     registers: str
     positions: Any
@@ -242,6 +249,7 @@ class Config(NamedTuple):
     has_bias: bool
     has_table: bool
     half: bool
+    x_scaled: bool
     adjacent: int
     store: int
     routed: bool
@@ -603,6 +611,9 @@ def write_tile(args, acc, row, token, FROM: gl.constexpr, WG: gl.constexpr, ACC:
     if C.routed:
         expert = gl.load(blocks.expert + token).to(gl.int32)
         end_token = token * C.tokens + gl.load(blocks.last + token).to(gl.int32) - gl.load(blocks.first + token).to(gl.int32)
+    if C.x_scaled:
+        t = token * C.tokens + FROM + gl.arange(0, TOKENS, layout=gl.SliceLayout(0, ACC))
+        acc = acc * gl.expand_dims(gl.load(args.values.x_scales + t, mask=t < args.work.m, other=0), 0)
     out = finished(acc, args.values, expert, first_row, n, args.factors, ACC, C)
     if C.gate:
         out = gated_rows(out, C.gate, 4)
@@ -718,7 +729,10 @@ def wgmma_kernel(y_map, x_map, w_map, v_map, s_map, a_map, u_map, l_map, pointer
     factors = Factors(numbers.shift.to(gl.int32), numbers.unit, numbers.divisor)
     y = pointers.y
     values = Values(
-        pointers.bias if C.has_bias else y, pointers.global_scale if C.global_op else y, pointers.table if C.has_table else y
+        pointers.bias if C.has_bias else y,
+        pointers.global_scale if C.global_op else y,
+        pointers.table if C.has_table else y,
+        pointers.x_scales if C.x_scaled else y,
     )
     blocks = Blocks(y, y, y, y)  # never read
     if C.routed:

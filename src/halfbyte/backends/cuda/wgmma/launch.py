@@ -86,7 +86,9 @@ def _no_scratch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(1, dtype=torch.float32, device=device), torch.zeros(1, dtype=torch.int32, device=device)
 
 
-def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, routed: bool, gate: int) -> CachedKernel:
+def _kernel(
+    w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, routed: bool, gate: int, x_scaled: bool = False
+) -> CachedKernel:
     """The arguments that depend on no token."""
     f, bits, group = w.format, w.format.bits, group_elements(w)
     bn, groups = 64 * tile.rows * tile.groups, max(1, 64 // group)
@@ -126,6 +128,11 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
         named, units = decoders.SUBNORMAL, decoders.SUBNORMAL_UNITS[w.lanes]
         zero = units[0] * 2.0 ** (bits - 1) if f.element == "int" else 0.0
     inputs = decoders.BIASES if zero else addends
+    row = (decoders.LANES if w.lanes else decoders.PAIRS)[bits, f.element, named]
+    power = bool(row.power) and SCALES[f.scale] in POWERS and (half or not e8m0 or w.top >= 0)
+    if power and arithmetic == BFLOAT:
+        shift = w.top - 127 if e8m0 else 0
+        unit = 2.0**shift if e8m0 else 256.0
     supers = sum(t is not None for t in (w.super_scales, w.super_mins))
     count = stages(tile, bits, groups, w.scales.element_size(), 0 if w.addend is None else w.addend.element_size(), supers)
     if count < 2 * tile.deep:
@@ -137,11 +144,11 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
         signed=f.scale in ("i6", "i8"),
         kind=ELEMENTS[f.element], bits=bits,
         scale=E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[f.scale], addend=addends, unit_low=units[0],
-        unit_high=units[1], zero=zero, arithmetic=arithmetic,
-        decoder=decoders.pair_assembly(bits, f.element, named, inputs, SCALES[f.scale] in POWERS, half, w.lanes),
-        registers=decoders.pair_constraints(bits, f.element, inputs, w.lanes),
-        positions=(decoders.LANES if w.lanes else decoders.PAIRS)[bits, f.element, named].positions,
+        unit_high=units[1], zero=zero, arithmetic=arithmetic, power=power,
+        decoder=decoders.pair_assembly(bits, f.element, named, inputs, power, half, w.lanes),
+        registers=decoders.pair_constraints(bits, f.element, inputs, w.lanes), positions=row.positions,
         global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, has_bias=bias, has_table=table, half=half,
+        x_scaled=x_scaled,
         adjacent=tile.together, store=store, routed=routed, gate=gate, ahead=not e8m0 if tile.ahead == 2 else bool(tile.ahead),
         pdl=gpu.supports_pdl(w.device),
     )  # fmt: skip
@@ -150,19 +157,21 @@ def _kernel(w: CudaWeight, tile: FusedTile, half: bool, bias: bool, store: int, 
 
 def launch(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, y: torch.Tensor, tile: FusedTile, split: WorkSplit,
-    blocks: TokenBlocks | None = None, gate: int = 0,
+    blocks: TokenBlocks | None = None, gate: int = 0, x_scales: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """One launch over the tiles of `split`."""
+    """One launch over the tiles of `split`; `x_scales` float32 (m) multiply the sums of tokens."""
     device, engine = x.device, y.dtype == x.dtype and y.shape[1] % 8 == 0
     table = (None, None, None, None) if blocks is None else blocks[:4]
     # Triton specializes the pointers of a record by their alignment.
     aligned = (bias is None or bias.data_ptr() % 16 == 0, *[t is None or t.data_ptr() % 16 == 0 for t in table])
-    key = (tile, x.dtype, y.dtype, bias is not None and bias.dtype, engine, blocks is None, gate, aligned, w.scales.data_ptr(),
-           next(iter(w.planes.values())).data_ptr())  # fmt: skip
+    key = (tile, x.dtype, y.dtype, bias is not None and bias.dtype, engine, blocks is None, gate, aligned, x_scales is None,
+           w.scales.data_ptr(), next(iter(w.planes.values())).data_ptr())  # fmt: skip
     kernel = w.launches.get(key)
     if kernel is None:
         store = 2 if engine else 1
-        kernel = w.launches[key] = _kernel(w, tile, x.dtype == torch.float16, bias is not None, store, blocks is not None, gate)
+        kernel = w.launches[key] = _kernel(
+            w, tile, x.dtype == torch.float16, bias is not None, store, blocks is not None, gate, x_scales is not None
+        )
     box = second_tokens(tile.tokens) or tile.tokens
     x_map = TensorMap(x, (box, 64))
     y_map = TensorMap(y, (box, 32 * tile.rows if gate else 64 * tile.rows)) if engine else x_map
@@ -171,7 +180,7 @@ def launch(
         if split.partials:
             partial = torch.empty(split.partials, dtype=torch.float32, device=device)
             scratch = (partial, gpu.arrival_counters(device, 2 * split.rest * tile.groups))
-        pointers = Pointers._make((y, bias, w.global_scale, w.table, *table, *scratch))
+        pointers = Pointers._make((y, bias, w.global_scale, w.table, x_scales, *table, *scratch))
         numbers = Numbers(float(x.shape[0]), float(w.shape[-2]), float(split.sharing), float(kernel.units), *kernel.factors)
         if kernel.again is not None:
             kernel.again((split.programs, 1, 1), (y_map, x_map, *kernel.maps, pointers), (numbers, kernel.config))

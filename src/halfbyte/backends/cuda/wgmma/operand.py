@@ -218,11 +218,12 @@ def small_terms(
 @gluon.jit
 def scales(
     v, up, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, ARITHMETIC: gl.constexpr,
-    WIDE: gl.constexpr, SIGNED: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
+    POWER: gl.constexpr, WIDE: gl.constexpr, SIGNED: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
 ):  # fmt: skip
     """Stored scales to what the decoder multiplies with, [R, W, 8, GROUPS, 2 rows] of int32. E8M0
     in float16: byte b is 2^(b − 127 + 14 − shift); bytes below 98 + shift are scales of zeros
-    (`launch.LARGEST`). WIDE: of 32 bits.
+    (`launch.LARGEST`). In bfloat16 with POWER, the power of two that E2M1 patterns lack: byte b is
+    2^(b − 127 + 126 − shift), and E4M3 scales carry 2^118. WIDE: of 32 bits.
     """
     if SCALE == SMALL:
         s = small_terms(v, up, R, W, GROUPS, SIGNED, LOW, HIGH).to(gl.int32, bitcast=True)
@@ -241,8 +242,12 @@ def scales(
         b = gl.reshape(v, [R, W, GROUPS, 8]).to(gl.int32)
         low = b & 255
         high = (b >> 8) & 255
-        if ARITHMETIC == BFLOAT:
-            s = gl.join(_pair_of(byte_f32(low, SCALE), True), _pair_of(byte_f32(high, SCALE), True))
+        if ARITHMETIC == BFLOAT and POWER and SCALE == E8M0_NORMAL:
+            base = shift - 126
+            s = gl.join((gl.maximum(low, base + 1) - base) * 0x00800080, (gl.maximum(high, base + 1) - base) * 0x00800080)
+        elif ARITHMETIC == BFLOAT:
+            CARRIED: gl.constexpr = 2.0**118 if POWER else 1.0
+            s = gl.join(_pair_of(byte_f32(low, SCALE) * CARRIED, True), _pair_of(byte_f32(high, SCALE) * CARRIED, True))
         elif ARITHMETIC >= FLOAT32:
             s = gl.join(byte_f32(low, SCALE), byte_f32(high, SCALE)).to(gl.int32, bitcast=True)
         elif SCALE == E4M3S:
@@ -338,8 +343,9 @@ def unit(w, v, terms, shift, C: gl.constexpr):
         w0, w1 = _unit_words(w, R, W, C)
         v0, v1 = w0, w1
     s = scales(
-        s, up, shift, R, W, C.groups, C.scale, C.arithmetic, C.scale_words // C.groups == 32, C.signed, C.unit_low, C.unit_high
-    )
+        s, up, shift, R, W, C.groups, C.scale, C.arithmetic, C.power, C.scale_words // C.groups == 32, C.signed, C.unit_low,
+        C.unit_high,
+    )  # fmt: skip
     s0, s1 = _in_halves(s, R, W, C.groups)
     if C.zero != 0.0:  # the implicit zero times the scale, in the unit of the sums
         a0, a1 = _in_halves((s.to(gl.float32, bitcast=True) * -C.zero).to(gl.int32, bitcast=True), R, W, C.groups)

@@ -113,20 +113,25 @@ def warming_tokens(tokens: tuple[int, ...], w: CudaWeight, half: bool) -> list[i
     return model_tokens(first, last, n, w.tiled, family_of(w), half, gpu.multiprocessors(w.device))
 
 
-def fused(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: FusedTile | None = None) -> torch.Tensor:
-    """y (m, n) = x wᵀ + bias; m ≥ 1, x float16 or bfloat16, a weight for which `refusal` is None."""
+def fused(
+    x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, tile: FusedTile | None = None, x_scales: torch.Tensor | None = None
+) -> torch.Tensor:
+    """y (m, n) = x wᵀ + bias; m ≥ 1, x float16 or bfloat16, a weight for which `refusal` is None;
+    `x_scales` float32 (m) multiply the sums of tokens.
+    """
     m, n = x.shape[0], w.shape[-2]
     x = activations(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     if tile is not None:
-        launch(x, w, bias, y, tile, split_tiles(m, n, w.tiled, tile, gpu.multiprocessors(x.device)))
+        launch(x, w, bias, y, tile, split_tiles(m, n, w.tiled, tile, gpu.multiprocessors(x.device)), x_scales=x_scales)
         return y
     steps = steps_for(m, w, x.dtype == torch.float16)
     if len(steps) == 1:
-        launch(x, w, bias, y, steps[0].tile, steps[0].split)
+        launch(x, w, bias, y, steps[0].tile, steps[0].split, x_scales=x_scales)
         return y
     for first, end, one, split in steps:
-        launch(x[first:end], w, bias, y[first:end], one, split)
+        part = None if x_scales is None else x_scales[first:end]
+        launch(x[first:end], w, bias, y[first:end], one, split, x_scales=part)
     return y
 
 
