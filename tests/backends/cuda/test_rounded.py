@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from halfbyte import QTensor, format_named
 from halfbyte.backends.cuda import decoders, order
 from halfbyte.backends.cuda.mma import operands
 from halfbyte.backends.cuda.rounded import launch, quantize, wgmma
+from halfbyte.backends.cuda.weight import to_device
 from halfbyte.backends.cuda.wgmma import operand
 from halfbyte.numerics.bits import pack
-from halfbyte.backends.cuda.weight import to_device
 from halfbyte.numerics.minifloat import element_table, scale_table
 from support.gluon_numpy import Source, T
 from support.gpu_weights import random_parts

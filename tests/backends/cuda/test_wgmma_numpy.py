@@ -48,7 +48,7 @@ def operands_of(source, kept, n, table=None):
     C = kept.config
     words, more, scales, addends, ups, lows = (m.tensor.numpy() for m in kept.maps)
     each, shift = 4 * C.row_blocks, T(np.int32(kept.factors.shift))
-    positions, out = source.function("pair_positions")(kernel.Values(None, None, table), C), []
+    positions, out = source.function("pair_positions")(kernel.Values(None, None, table, None), C), []
     width = C.plane or C.bits
     with np.errstate(all="ignore"):
         for first in range(0, -(-n // 16), each):
