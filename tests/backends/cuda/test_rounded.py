@@ -78,7 +78,8 @@ def test_staged_scales_are_those_of_each_group(source, word, scale):
         row_blocks=1, group=fmt.group_size, scale=kind, scale_bfloat=scale == "bfloat16", unit=0.5, scale_words=words
     )  # fmt: skip
     stored = w.scales.view(torch.int16).reshape(4, -1).numpy()
-    assert words and stored.shape[1] % words == 0
+    assert words
+    assert stored.shape[1] % words == 0
     got = []
     for unit in range(2):
         groups = max(1, 128 // fmt.group_size)
