@@ -165,7 +165,8 @@ def tile_for(x: torch.Tensor, w: CudaWeight, mode: str, s: Segments, invariant: 
     """
     m = x.shape[0]
     if gpu.capability(x.device)[0] == 9 and serves_wgmma(w, mode, s):
-        most = 64 if mode == "int8" and s.segment <= 32 else 1 << 30  # more sums than registers hold beside them
+        parts = s.segment < WHOLE and not folds(w, mode)  # their terms need registers beside the sums
+        most = 64 if parts and mode == "int8" else 128 if parts or w.addend is not None else 256
         return wgmma_tile(m, w.shape[0], gpu.multiprocessors(x.device), mode, most, invariant)
     if invariant and mode == "fp8":
         return PortableTile(16, 64, 4, 3)
