@@ -75,6 +75,13 @@ def test_case_02_a_v1_word_that_holds_15_is_flagged(writer: str, reads: int, say
     assert finding.key == KEY
 
 
+@pytest.mark.parametrize("writer", ["autogptq", "gptqmodel:7.7.0"])
+@pytest.mark.parametrize("stored", [0, 14])
+def test_case_02_the_least_and_the_largest_zero_point_of_v1_are_ordinary(writer: str, stored: int, tmp_path: Path):
+    checkpoint = gptq_file(tmp_path, {"checkpoint_format": "gptq", "meta": {"quantizer": [writer]}}, stored_zero=stored)
+    assert "v1-zero-wraps" not in codes(checkpoint)
+
+
 @pytest.mark.parametrize(
     ("file", "wraps"),
     [("autogptq/b4_g32_asym_zero_points", True), ("gptqmodel/v1_b4_g32_asym_zero_points", True),
