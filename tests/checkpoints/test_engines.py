@@ -487,9 +487,12 @@ def test_transformers_and_the_files_of_a_folder(tmp_path):
     (path / "model.safetensors").rename(path / first)
     write(path / second, under(f"{AT}mlp.up_proj", gptq_weight(seed=2)))
     assert verdict(path, "transformers")[0] == "refused"
+    assert verdict(path, "vllm")[0] == "fine"
+    write(path / "consolidated.safetensors", under("layers.0.attention.wq", gptq_weight()))
+    assert verdict(path, "vllm")[0] == "refused"
     where = dict.fromkeys(under(A, gptq_weight()), first) | dict.fromkeys(under(f"{AT}mlp.up_proj", gptq_weight()), second)
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    assert verdict(path, "transformers")[0] == "fine"
+    assert [verdict(path, engine)[0] for engine in ("transformers", "vllm")] == ["fine", "fine"]
     write(path / "model.safetensors", under(A, gptq_weight(seed=3)))
     assert verdict(path, "transformers")[0] == "wrong"
 

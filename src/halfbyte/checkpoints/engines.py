@@ -578,6 +578,12 @@ def _stray(f: Facts) -> bool:
     return not any("model.safetensors" in info.files for info in f.checkpoint.infos())
 
 
+def _consolidated(f: Facts) -> bool:
+    """Mistral's own file beside others, and no index that leaves it out."""
+    found = {name for name in _names_in(f) if name.endswith(".safetensors")}
+    return "consolidated.safetensors" in found and len(found) > 1 and INDEX not in _names_in(f)
+
+
 def _no_index(f: Facts) -> bool:
     """Shards without an index."""
     names = _names_in(f)
@@ -673,6 +679,9 @@ RULES: tuple[Rule, ...] = (
          _partly_packed),
     Rule("vllm", ("compressed-tensors",), REFUSED, "vLLM has no quant_method sparseml, as older files call compressed-tensors",
          OBSERVED, _other_method, to="compressed-tensors", whole=True),
+    Rule("vllm", tuple(kind for kind in READS["vllm"] if kind != "gguf"), REFUSED,
+         "vLLM reads consolidated.safetensors too where no index leaves it out, and has no place for its names", OBSERVED,
+         _consolidated, whole=True),
     Rule("vllm", ("fp8",), REFUSED, "one scale for a matrix is called weight_scale_inv, which vLLM reads with blocks alone",
          OBSERVED, _one_scale_inv),
     Rule("vllm", ("awq",), REFUSED,
