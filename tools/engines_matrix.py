@@ -67,17 +67,18 @@ INPUT_LIMITS = {"bnb-int8": 0.1, "w8a8": 0.1, "fp8-channels": 0.2, "fp8-and-nvfp
 
 HEAD = """# Predictions of `inspect --for` against the engines
 
-{count} small whole checkpoints, random models of two layers (`tools/engines_matrix.py`): crafted
-ones{produced}. {rows} of them are the {row_count} rows of tests/cases.md that a file
-shows (`tests/support/engine_cases.py`). {machine}. Observed: fine, logits equal
-to the values' within 5 % of the largest (10 % where activations are int8: llama.cpp, bitsandbytes'
-int8 and W8A8); wrong, other logits; refused, an error; not run, a package that the engine wants for
-the kind is not in the environment, or no time was left. Of a file that halfbyte itself does not
-open there is no prediction; an engine that computes something with it counts as wrong.
+{count} small whole checkpoints, random models of two layers (`tools/engines_matrix.py`), crafted
+{produced}. {rows} of them show {row_count} rows of tests/cases.md, those that are a file
+(`tests/support/engine_cases.py`). {machine}.
+
+Observed: fine, logits equal to the values' within 5 % of the largest (10 % where activations are
+int8: llama.cpp, bitsandbytes' int8 and W8A8; 20 % where they are FP8); wrong, other logits;
+refused, an error; not run, a package that the engine wants for the kind is not in the environment,
+or no time was left. Of a file that halfbyte itself does not open there is no prediction; an engine
+that computes something with it counts as wrong.
 
 No prediction may say fine of what is refused or wrong; the last table lists where one differs.
-vllm+halfbyte is vLLM with the plug-in and `--quantization halfbyte`: of it a fine is expected of
-every folder that halfbyte computes.
+vLLM ran without the plug-in, which tests/vllm tries.
 """
 
 
@@ -390,7 +391,7 @@ def table(folder: Path) -> str:
     lines = [
         HEAD.format(
             count=len(cases), rows=sum(name.startswith("case-") for name in cases), row_count=len(rows), machine=machine(),
-            produced=f", and those that {', '.join(producers)} wrote" if producers else "",
+            produced=f"ones, and those that {', '.join(producers)} wrote" if producers else "ones alone",
         )
     ]  # fmt: skip
     wrong: list[str] = []
