@@ -34,6 +34,21 @@ def test_the_table_says_the_same(capsys):
         assert str(r["reason"] or r["description"]) in row
 
 
+@pytest.mark.parametrize("package", ["torch", "triton"])
+def test_a_light_installation_is_told_what_to_install(package, capsys, monkeypatch):
+    original = backends.backend_named
+
+    def absent(name: str) -> backends.Backend:
+        if name == "cuda":
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        return original(name)
+
+    monkeypatch.setattr(backends, "backend_named", absent)
+    assert records(capsys)["cuda"]["reason"] == f"{package} is not installed; pip install 'halfbyte[cuda]'"
+    assert main(["doctor"]) == 0
+    assert "no known problem" in capsys.readouterr().out
+
+
 def test_one_broken_backend_does_not_hide_the_others(capsys, monkeypatch):
     original = backends.backend_named
 
