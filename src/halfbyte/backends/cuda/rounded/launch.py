@@ -29,7 +29,7 @@ from ..wgmma.schedule import refusal as fused_refusal
 from ..wgmma.schedule import warming_tokens as fused_tokens
 from .product import Rounded, RoundedTile, Sizes, rounded_kernel
 from .quantize import BY_16, BY_BYTES, BY_E2M1, BY_NIBBLES, FP8, INT8, STRAIGHT, Rounding, quantize_kernel
-from .wgmma import UNIT, Config, Pointers, rounded_wgmma_kernel
+from .wgmma import UNIT, Config, Folded, Pointers, rounded_wgmma_kernel
 
 MODES = {"int8": INT8.value, "fp8": FP8.value}
 WHOLE = UNIT.value
@@ -314,7 +314,7 @@ class CachedProduct:
 
     maps: tuple[TensorMap, ...]
     config: Config
-    folded: tuple[int, float]
+    folded: Folded
     again: Relaunch | None = None
 
 
@@ -339,7 +339,7 @@ def _on_wgmma(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: s
         y if w.global_scale is None else w.global_scale, rounded.scales, rounded.sums,
     )  # fmt: skip
     programs = min(gpu.multiprocessors(x.device), triton.cdiv(n, rows) * triton.cdiv(m, tile.tokens))
-    rest = m, n, s.padded // WHOLE, scale_groups(w), -(-m // WHOLE_TOKENS) * WHOLE_TOKENS, *kernel.folded
+    rest = m, n, s.padded // WHOLE, scale_groups(w), -(-m // WHOLE_TOKENS) * WHOLE_TOKENS, kernel.folded
     with gpu.use(x.device):
         if kernel.again is not None:
             kernel.again((programs, 1, 1), (y_map, x_map, *kernel.maps, pointers), (*rest, kernel.config))
@@ -377,7 +377,7 @@ def _product(
         half=dtype == torch.float16, adjacent=tile.together, store=2 if engine else 1,
         ahead=bool(tile.ahead), pdl=gpu.supports_pdl(w.device),
     )  # fmt: skip
-    folded = (fold_shift(w.top), 2.0 ** (w.top - 128)) if fold else (0, 1.0)
+    folded = Folded(float(fold_shift(w.top)), 2.0 ** (w.top - 128)) if fold else Folded(0.0, 1.0)
     return CachedProduct((words_map, scales_map), config, folded)
 
 

@@ -88,6 +88,15 @@ class Maps(NamedTuple):
     scales: Any
 
 
+class Folded(NamedTuple):
+    """What is added to folded E8M0 bytes (a float: Triton specializes the integers of a record),
+    and the power of two that sums of FP8 lack.
+    """
+
+    shift: Any
+    power: Any
+
+
 @aggregate
 class Arguments:
     """Everything that the partitions of a kernel share."""
@@ -523,6 +532,58 @@ def next_registers(args, stage, phase, more, C: gl.constexpr, WG: gl.constexpr):
 
 
 @gluon.jit
+def unit_products(args, a, rows, columns, held, following, at, ACC: gl.constexpr, NUMBER: gl.constexpr, C: gl.constexpr):
+    """Sums `held` and the products of a unit with operands `a` of its segments, its stage returned;
+    and the decoded registers and scales of the next unit where C.ahead, else `following`. `at`: the
+    stage and phase of this unit, of the next, units that are left, the unit's number in its tile,
+    and the warpgroup's turn.
+    """
+    WG: gl.constexpr = NUMBER % C.row_groups
+    WK: gl.constexpr = NUMBER // C.row_groups
+    RING: gl.constexpr = C.mode == INT8 and C.input_groups > 1
+    ROWS: gl.constexpr = 64 * C.row_blocks
+    COUNT: gl.constexpr = UNIT // C.segment
+    BOXES: gl.constexpr = UNIT // max(C.segment, 32)
+    P: gl.constexpr = C.tokens // C.product
+    shared = args.shared
+    stage, phase, ahead, ahead_phase, left, k, turn = at
+    next_words, next_scales = following
+    zeros = gl.zeros([ROWS, C.product], gl.float32, layout=ACC)
+    parts = (zeros,) * P
+    for i in gl.static_range(COUNT):
+        running = start(ROWS, ACC, C)
+        for j in gl.static_range(P):
+            x = shared.x.index((stage * BOXES + i * BOXES // COUNT) * P + j).permute((1, 0))
+            acc = warpgroup_mma(a[i], x, start(ROWS, ACC, C), use_acc=False, is_async=True)
+            if C.ahead and i == 0 and j == min(1, P - 1):  # the next words are decoded while these products run
+                next_words, next_scales = next_registers(args, ahead, ahead_phase, left > 0, C, WG)
+                # A barrier that was passed before: without a branch here ptxas decodes
+                # after the products.
+                mbarrier.wait(shared.full.index(stage), phase)
+            if RING and not C.spans and i == 0 and j == min(1, P - 1):
+                held = take_turn(shared, zeros, k, turn, WG, WK, C)
+            if j > 0:
+                if i == 0 and j == 1:
+                    done, next_words = warpgroup_mma_wait(1, deps=[running, next_words])
+                else:
+                    done = warpgroup_mma_wait(1, deps=[running])
+                held, parts = add_product(held, parts, done, rows[i], columns[(j - 1) * COUNT + i], j - 1, C)
+            running = acc
+        if i == 0:
+            done, next_words = warpgroup_mma_wait(0, deps=[running, next_words])
+        else:
+            done = warpgroup_mma_wait(0, deps=[running])
+        if i == COUNT - 1:
+            mbarrier.arrive(shared.empty.index(stage))
+        held, parts = add_product(held, parts, done, rows[i], columns[(P - 1) * COUNT + i], P - 1, C)
+    if C.spans:
+        if RING:
+            held = take_turn(shared, zeros, k, turn, WG, WK, C)
+        held = add_spans(held, parts, columns, COUNT)
+    return held, (next_words, next_scales)
+
+
+@gluon.jit
 def consume(args, C: gl.constexpr, NUMBER: gl.constexpr):
     """Consumer NUMBER: warpgroup WG of those along the rows, number WK of those on the same rows.
     Unit i of all that a program does is this warpgroup's where i mod WGK is WK.
@@ -533,8 +594,6 @@ def consume(args, C: gl.constexpr, NUMBER: gl.constexpr):
     RING: gl.constexpr = C.mode == INT8 and WGK > 1
     R: gl.constexpr = C.row_blocks
     ROWS: gl.constexpr = 64 * R
-    COUNT: gl.constexpr = UNIT // C.segment
-    BOXES: gl.constexpr = UNIT // max(C.segment, 32)
     P: gl.constexpr = C.tokens // C.product
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.product, 32])
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
@@ -566,56 +625,20 @@ def consume(args, C: gl.constexpr, NUMBER: gl.constexpr):
             if not C.ahead:
                 registers, stored = next_registers(args, stage, phase, True, C, WG)
             rows = unit_rows(args, stored, r, k, ACC, C)
-            parts = (zeros,) * P
-            held = totals
             last = stage + WGK >= C.stages
             ahead = gl.where(last, stage + (WGK - C.stages), stage + WGK)
             ahead_phase = gl.where(last, phase ^ 1, phase)
             left -= 1
-            following = registers
-            following_stored = stored
-            if C.ahead:
-                a = segments(registers ^ nothing, A, C)
-            else:
-                a = segments(registers, A, C)
-            for i in gl.static_range(COUNT):
-                running = start(ROWS, ACC, C)
-                for j in gl.static_range(P):
-                    x = shared.x.index((stage * BOXES + i * BOXES // COUNT) * P + j).permute((1, 0))
-                    acc = warpgroup_mma(a[i], x, start(ROWS, ACC, C), use_acc=False, is_async=True)
-                    if C.ahead and i == 0 and j == min(1, P - 1):  # the next words are decoded while these products run
-                        following, following_stored = next_registers(args, ahead, ahead_phase, left > 0, C, WG)
-                        # A barrier that was passed before: without a branch here ptxas decodes
-                        # after the products.
-                        mbarrier.wait(shared.full.index(stage), phase)
-                    if RING and not C.spans and i == 0 and j == min(1, P - 1):
-                        held = take_turn(shared, zeros, k, turn, WG, WK, C)
-                    if j > 0:
-                        if i == 0 and j == 1:
-                            done, following = warpgroup_mma_wait(1, deps=[running, following])
-                        else:
-                            done = warpgroup_mma_wait(1, deps=[running])
-                        held, parts = add_product(held, parts, done, rows[i], columns[(j - 1) * COUNT + i], j - 1, C)
-                    running = acc
-                if i == 0:
-                    done, following = warpgroup_mma_wait(0, deps=[running, following])
-                else:
-                    done = warpgroup_mma_wait(0, deps=[running])
-                if i == COUNT - 1:
-                    mbarrier.arrive(shared.empty.index(stage))
-                held, parts = add_product(held, parts, done, rows[i], columns[(P - 1) * COUNT + i], P - 1, C)
-            if C.spans:
-                if RING:
-                    held = take_turn(shared, zeros, k, turn, WG, WK, C)
-                held = add_spans(held, parts, columns, COUNT)
+            a = segments(registers ^ nothing if C.ahead else registers, A, C)
+            at = (stage, phase, ahead, ahead_phase, left, k, turn)
+            held, following = unit_products(args, a, rows, columns, totals, (registers, stored), at, ACC, NUMBER, C)
             if RING:
                 pass_on(shared, held, WG, WK, C)
                 if k + 1 == work.units:
                     write_products(args, held, r, row, token, WG, NUMBER, ACC, C)
             else:
                 totals = held
-            registers = following
-            stored = following_stored
+            registers, stored = following
             stage = ahead
             phase = ahead_phase
         if not RING:
@@ -730,16 +753,26 @@ def partition(args, C: gl.constexpr, NUMBER: gl.constexpr):
         produce(args, C)
 
 
-@gluon.jit(do_not_specialize=["m", "n", "units", "groups", "shift"])
+@gluon.jit(do_not_specialize=["m", "n", "units", "groups"])
 def rounded_wgmma_kernel(
-    y_map, x_map, w_map, s_map, pointers, m, n, units, groups, stride, shift, power, config: gl.constexpr
+    y_map, x_map, w_map, s_map, pointers, m, n, units, groups, stride, folded, config: gl.constexpr
 ):  # fmt: skip
     """y (m, n), one tile being 64 · row_blocks · row_groups rows of w by `config.tokens` tokens."""
     C: gl.constexpr = config.constants()
     BN: gl.constexpr = 64 * C.row_blocks * C.row_groups
     WIDTH: gl.constexpr = max(C.segment, 32)
     maps = Maps(y_map, x_map, w_map, s_map)
-    work = Work(m, n, (n + (BN - 1)) // BN, (m + (C.tokens - 1)) // C.tokens, units, groups, stride, shift, power)
+    work = Work(
+        m,
+        n,
+        (n + (BN - 1)) // BN,
+        (m + (C.tokens - 1)) // C.tokens,
+        units,
+        groups,
+        stride,
+        folded.shift.to(gl.int32),
+        folded.power,
+    )
     x_type: gl.constexpr = gl.int8 if C.mode == INT8 else gl.float8e4nv
     dtype: gl.constexpr = gl.float16 if C.half else gl.bfloat16
     BOXES: gl.constexpr = C.stages * (UNIT // WIDTH) * (C.tokens // C.product)

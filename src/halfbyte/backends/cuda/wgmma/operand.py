@@ -216,15 +216,22 @@ def small_terms(
 
 
 @gluon.jit
-def scales(
-    v, up, shift, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, ARITHMETIC: gl.constexpr,
-    POWER: gl.constexpr, WIDE: gl.constexpr, SIGNED: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr,
-):  # fmt: skip
+def scales(v, up, shift, C: gl.constexpr):
     """Stored scales to what the decoder multiplies with, [R, W, 8, GROUPS, 2 rows] of int32. E8M0
     in float16: byte b is 2^(b − 127 + 14 − shift); bytes below 98 + shift are scales of zeros
     (`launch.LARGEST`). In bfloat16 with POWER, the power of two that E2M1 patterns lack: byte b is
     2^(b − 127 + 126 − shift), and E4M3 scales carry 2^118. WIDE: of 32 bits.
     """
+    R: gl.constexpr = C.row_blocks
+    W: gl.constexpr = 4
+    GROUPS: gl.constexpr = C.groups
+    SCALE: gl.constexpr = C.scale
+    ARITHMETIC: gl.constexpr = C.arithmetic
+    POWER: gl.constexpr = C.power
+    WIDE: gl.constexpr = C.scale_words // C.groups == 32
+    SIGNED: gl.constexpr = C.signed
+    LOW: gl.constexpr = C.unit_low
+    HIGH: gl.constexpr = C.unit_high
     if SCALE == SMALL:
         s = small_terms(v, up, R, W, GROUPS, SIGNED, LOW, HIGH).to(gl.int32, bitcast=True)
     elif WIDE:
@@ -342,10 +349,7 @@ def unit(w, v, terms, shift, C: gl.constexpr):
     else:
         w0, w1 = _unit_words(w, R, W, C)
         v0, v1 = w0, w1
-    s = scales(
-        s, up, shift, R, W, C.groups, C.scale, C.arithmetic, C.power, C.scale_words // C.groups == 32, C.signed, C.unit_low,
-        C.unit_high,
-    )  # fmt: skip
+    s = scales(s, up, shift, C)
     s0, s1 = _in_halves(s, R, W, C.groups)
     if C.zero != 0.0:  # the implicit zero times the scale, in the unit of the sums
         a0, a1 = _in_halves((s.to(gl.float32, bitcast=True) * -C.zero).to(gl.int32, bitcast=True), R, W, C.groups)
