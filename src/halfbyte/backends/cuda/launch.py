@@ -247,10 +247,10 @@ class Routing(NamedTuple):
 
 def family_of(w: CudaWeight) -> str:
     """Weights that share tiles: `wide` of 8 bits, `e2m1`, in groups of 16 `fine`, `int` without
-    zero points, `affine` with them, `biased`; in lane order `planes`; `supers` with two levels of
-    scales, in groups of 16 `fine supers`.
+    zero points, `affine` with them, `biased`; in lane order `planes`, with two levels of scales
+    `supers`, in groups of 16 `fine supers`.
     """
-    if w.super_scales is not None:
+    if w.lanes and w.super_scales is not None:
         return "fine supers" if group_elements(w) == 16 else "supers"
     if w.lanes:
         return "planes"
