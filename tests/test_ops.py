@@ -284,8 +284,9 @@ def test_case_44_gates_and_ups_with_a_factor_each(rng, act):
     biased = ops.experts(x, gates, down, topk_ids, topk_weights, up=ups, gate_up_bias=biases[0], up_bias=biases[1], **options)
     apart = [ops.linear(x, w[0], b[0], backend="reference") for w, b in ((gates, biases[0]), (ups, biases[1]))]
     first = ops.linear(ops.apply_gate(act, np.concatenate(apart, axis=1)), down[0], backend="reference")
-    only = ops.experts(x, gates, down, 0 * topk_ids[:, :1], np.ones((10, 1)), up=ups, gate_up_bias=biases[0],
-                       up_bias=biases[1], **options)  # fmt: skip
+    only = ops.experts(
+        x, gates, down, 0 * topk_ids[:, :1], np.ones((10, 1)), up=ups, gate_up_bias=biases[0], up_bias=biases[1], **options
+    )
     np.testing.assert_array_equal(only, first)
     assert not np.array_equal(biased, y)
 

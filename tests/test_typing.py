@@ -63,5 +63,6 @@ def test_verbs_return_what_they_are_given(tmp_path):
     errors = re.findall(r"user.py:(\d+): error: .*\[(.*)\]", done.stdout)
     lines = USER.splitlines()
     assert [(lines[int(n) - 1].strip(), code) for n, code in errors] == [
-        ('hb.linear("x", w)', "type-var"), ("hb.experts(x, w, w, t, t)", "type-var"),
-    ]  # fmt: skip
+        ('hb.linear("x", w)', "type-var"),
+        ("hb.experts(x, w, w, t, t)", "type-var"),
+    ]

@@ -139,9 +139,16 @@ class Table:
         if not kept.exists():
             start = time.perf_counter()
             found = sensitivities(
-                self.checkpoint, "gguf", self.a.calibration, self.a.method, codecs=self.a.codecs.split(","),
-                context=self.a.context, sequences=self.a.sequences, device=self.a.device, from_packed=True,
-            )  # fmt: skip
+                self.checkpoint,
+                "gguf",
+                self.a.calibration,
+                self.a.method,
+                codecs=self.a.codecs.split(","),
+                context=self.a.context,
+                sequences=self.a.sequences,
+                device=self.a.device,
+                from_packed=True,
+            )
             print({"tokens": found.tokens, "seconds": time.perf_counter() - start}, flush=True)
             units = [[u.name, u.modules, u.weights, [[c.codec, c.nbytes, c.kl] for c in u.choices]] for u in found.units]
             kept.write_text(json.dumps({"tokens": found.tokens, "digest": found.digest, "units": units}))

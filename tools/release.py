@@ -23,10 +23,13 @@ ROOT = Path(__file__).parents[1]
 SDIST_LIMIT = 1 << 20
 """Bytes of the source distribution, at most."""
 PLATFORMS = {
-    "manylinux x86-64": r"manylinux.*_x86_64", "manylinux aarch64": r"manylinux.*_aarch64",
-    "musllinux x86-64": r"musllinux.*_x86_64", "musllinux aarch64": r"musllinux.*_aarch64",
-    "macOS arm64": r"macosx.*_arm64", "any (Windows)": r"any",
-}  # fmt: skip
+    "manylinux x86-64": r"manylinux.*_x86_64",
+    "manylinux aarch64": r"manylinux.*_aarch64",
+    "musllinux x86-64": r"musllinux.*_x86_64",
+    "musllinux aarch64": r"musllinux.*_aarch64",
+    "macOS arm64": r"macosx.*_arm64",
+    "any (Windows)": r"any",
+}
 WHEEL = re.compile(r"halfbyte-(?P<version>[^-]+)-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
 
 
@@ -103,8 +106,10 @@ def install_problems(folder: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as place:
         venv.create(place, with_pip=True)
         scripts = Path(place) / ("Scripts" if sys.platform == "win32" else "bin")
-        for words in (["pip", "install", "-q", "--find-links", str(folder), "--only-binary=halfbyte", "halfbyte"],
-                      ["halfbyte", "selftest"]):  # fmt: skip
+        for words in (
+            ["pip", "install", "-q", "--find-links", str(folder), "--only-binary=halfbyte", "halfbyte"],
+            ["halfbyte", "selftest"],
+        ):
             done = subprocess.run([str(scripts / words[0]), *words[1:]], capture_output=True, text=True)
             if done.returncode:
                 return [f"{' '.join(words)}: status {done.returncode}: {(done.stderr or done.stdout)[-300:]}"]

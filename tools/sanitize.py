@@ -25,14 +25,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = {
     "address": (
-        "tests/backends/cpu", "tests/numerics/test_transpose.py", "tests/gguf_models/test_bpe_merges.py",
+        "tests/backends/cpu",
+        "tests/numerics/test_transpose.py",
+        "tests/gguf_models/test_bpe_merges.py",
         "tests/transformers/test_native_step.py",
     ),
     "thread": (
-        "tests/backends/cpu/test_boundary.py", "tests/backends/cpu/test_offsets.py", "tests/numerics/test_transpose.py",
+        "tests/backends/cpu/test_boundary.py",
+        "tests/backends/cpu/test_offsets.py",
+        "tests/numerics/test_transpose.py",
         "tests/gguf_models/test_bpe_merges.py",
     ),
-}  # fmt: skip
+}
 """Bindings, products and packing, transposes, merges, the decoding step. What waits for a timing or
 starts processes of its own is left out by SKIPPED."""
 SKIPPED = "not gpu and not slow and not ecosystem and not hypothesis"
@@ -107,9 +111,13 @@ def sanitize(kind: str, sets: list[str], built: bool, log: Log) -> None:
     library = " ".join(subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip() for name in names)
     for name in sets or subprocess.check_output([build / "halfbyte_selfcheck", "--sets"], text=True).split():
         env = {
-            **options, "LD_PRELOAD": library, "PYTHONMALLOC": "malloc", "HALFBYTE_CPU": name, "HALFBYTE_THREADS": "2",
+            **options,
+            "LD_PRELOAD": library,
+            "PYTHONMALLOC": "malloc",
+            "HALFBYTE_CPU": name,
+            "HALFBYTE_THREADS": "2",
             "PYTHONPATH": os.pathsep.join(["src", "tests", *filter(None, [os.environ.get("PYTHONPATH")])]),
-        }  # fmt: skip
+        }
         command = [*still, sys.executable, str(Path(__file__).resolve()), "--module", str(module), *TESTS[kind], "-m", SKIPPED]
         log.run(
             [*command, "-q", "-x", "-s", "-p", "no:cacheprovider"],

@@ -21,13 +21,23 @@ from typing import Any
 
 if len(sys.argv) > 1 and sys.argv[1].isdigit():
     os.environ |= {"OMP_NUM_THREADS": sys.argv[1], "HALFBYTE_THREADS": sys.argv[1]}
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_PLUGINS": "",
-               "VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # fmt: skip
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_PLUGINS": "",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 
 KINDS = {"gptq": 128, "awq": 128, "ct-int4": 128, "w8a8": 0}
 """Kind -> inputs of a group, 0 for rows."""
-SIZES = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
-         "num_hidden_layers": 1}  # fmt: skip
+SIZES = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_hidden_layers": 1,
+}
 TOKENS, ROUNDS = (1, 16, 256), 15
 
 

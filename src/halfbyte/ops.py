@@ -116,9 +116,15 @@ def prepare(w: QTensor, *, device: str = "cpu", backend: str | None = None, acti
 
 
 def _resolve(
-    w: Weight, op: str, at: Any, backend: str | None, dtype: str, activations: str = "exact", schedule: str | None = None,
+    w: Weight,
+    op: str,
+    at: Any,
+    backend: str | None,
+    dtype: str,
+    activations: str = "exact",
+    schedule: str | None = None,
     invariant: bool = False,
-) -> tuple[Backend, Prepared]:  # fmt: skip
+) -> tuple[Backend, Prepared]:
     """Backend and prepared weight for a call; a QTensor is prepared once a backend and device and
     remembered while it lives.
 
@@ -315,9 +321,14 @@ def _linear_call(w: Weight, activations: str, backend: str | None, schedule: str
 
 
 def product(
-    x: Any, w: Weight, bias: Any | None, activations: str = "exact", backend: str | None = None, schedule: str | None = None,
+    x: Any,
+    w: Weight,
+    bias: Any | None,
+    activations: str = "exact",
+    backend: str | None = None,
+    schedule: str | None = None,
     invariant: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """`linear` for a caller that has checked that x and bias are arrays with memory of their own
     and record no gradient.
     """
@@ -507,9 +518,18 @@ def experts(
             raise ShapeError(f"[experts] gate {gate!r}; allowed: {', '.join(GATES)}")
         _check_routing(tuple(topk_ids.shape), tuple(topk_weights.shape), flat.shape[0])
         summed: ArrayT = chosen.experts(
-            flat, first, last, topk_ids, topk_weights, gate=gate, interleaved=interleaved, gate_up_bias=gate_up_bias,
-            down_bias=down_bias, up=second, up_bias=up_bias,
-        ).reshape(*lead, down.shape[1])  # fmt: skip
+            flat,
+            first,
+            last,
+            topk_ids,
+            topk_weights,
+            gate=gate,
+            interleaved=interleaved,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+            up=second,
+            up_bias=up_bias,
+        ).reshape(*lead, down.shape[1])
         return summed
     tokens = np.asarray(to_numpy(flat), dtype=np.float32)
     index, share = to_numpy(topk_ids), np.asarray(to_numpy(topk_weights), dtype=np.float32)
@@ -540,18 +560,36 @@ def experts(
 
 @constant
 def _experts_call(
-    gate_up: Weight, down: Weight, up: Weight | None, gate: str, interleaved: bool, activations: str, backend: str | None,
+    gate_up: Weight,
+    down: Weight,
+    up: Weight | None,
+    gate: str,
+    interleaved: bool,
+    activations: str,
+    backend: str | None,
     invariant: bool,
-) -> str:  # fmt: skip
+) -> str:
     weights = (gate_up, down) if up is None else (gate_up, down, up)
 
     def computed(*given: Any) -> Any:
         first, last, *rest = given[: len(weights)]
         x, ids, share, *biases = given[len(weights) :]
         return experts(
-            x, first, last, ids, share, gate=gate, interleaved=interleaved, gate_up_bias=biases[0], down_bias=biases[1],
-            up=rest[0] if rest else None, up_bias=biases[2], activations=activations, backend=backend, invariant=invariant,
-        )  # fmt: skip
+            x,
+            first,
+            last,
+            ids,
+            share,
+            gate=gate,
+            interleaved=interleaved,
+            gate_up_bias=biases[0],
+            down_bias=biases[1],
+            up=rest[0] if rest else None,
+            up_bias=biases[2],
+            activations=activations,
+            backend=backend,
+            invariant=invariant,
+        )
 
     h = down.shape[1]
     return record(computed, lambda x, *rest: x.new_empty((*x.shape[:-1], h)), *weights)

@@ -62,10 +62,15 @@ def test_estimates_are_close_to_what_one_rounded_weight_costs(source):
                     parameter.copy_(dense)
                     kl = [
                         torch.nn.functional.kl_div(
-                            c.log_softmax(-1), model(torch.tensor([w.tokens])).logits.log_softmax(-1),
-                            log_target=True, reduction="none",
-                        ).sum(-1).mean() for c, w in zip(changed, windows, strict=True)
-                    ]  # fmt: skip
+                            c.log_softmax(-1),
+                            model(torch.tensor([w.tokens])).logits.log_softmax(-1),
+                            log_target=True,
+                            reduction="none",
+                        )
+                        .sum(-1)
+                        .mean()
+                        for c, w in zip(changed, windows, strict=True)
+                    ]
                 ratios[unit.name, choice.codec] = choice.kl / float(torch.stack(kl).mean())
     assert len(ratios) > 12
     assert 0.5 < min(ratios.values()) <= max(ratios.values()) < 2

@@ -212,9 +212,10 @@ def test_folding_leaves_what_fused_modules_and_experts_compute(tmp_path, name):
             source_of_input = upstream_of(layer, group)
             readers = [m.view for m in matrices if m.input in group.names]
             alphas[group.names[0]] = (
-                source_of_input if isinstance(source_of_input, str)
+                source_of_input
+                if isinstance(source_of_input, str)
                 else fold(group, readers, source_of_input, lambda w: quantize(w, "int3:g64"))
-            )  # fmt: skip
+            )
         after = layer(*seen["args"], **seen["kwargs"])
     if name == "phi3":
         assert alphas["mlp.down_proj"] > 0

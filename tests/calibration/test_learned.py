@@ -261,9 +261,14 @@ def test_codes_of_a_model_in_memory_are_trained_end_to_end(tmp_path, divergences
     def run(distill: int):
         with open_checkpoint(tmp_path / "in") as checkpoint:
             return calibrate(
-                checkpoint, recipe_of(f"halfbyte:{codec}"), text, "learned", context=32, sequences=96,
+                checkpoint,
+                recipe_of(f"halfbyte:{codec}"),
+                text,
+                "learned",
+                context=32,
+                sequences=96,
                 learning=LearningOptions(steps=1, distill=distill),
-            ).weights  # fmt: skip
+            ).weights
 
     plain, found, again = run(0), run(40), run(40)
     assert min(divergences[1:5]) < 0.95 * divergences[0]

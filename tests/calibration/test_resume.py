@@ -120,9 +120,14 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(tmp_path, monkeypatch
         (tmp_path / "out").rename(tmp_path / f"out {moment}")
     in_layer = 0 if kind.startswith("mixtral") else LAYERS
     wanted_layers = {
-        "in a layer": in_layer, "weights": 1, "hidden states": 1, "line": 1, "last line": LAYERS - 1, "behind a line": 2,
+        "in a layer": in_layer,
+        "weights": 1,
+        "hidden states": 1,
+        "line": 1,
+        "last line": LAYERS - 1,
+        "behind a line": 2,
         "writing": LAYERS,
-    }  # fmt: skip
+    }
     assert {m: n for m, n in resumed.items() if m != "rounding"} == {m: wanted_layers[m] for m in moments if m != "rounding"}
 
 

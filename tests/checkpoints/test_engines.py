@@ -50,9 +50,10 @@ def nvfp4(path: Path, *scales: float) -> Path:
     tensors = {k: v.view(ml_dtypes.float8_e4m3fn) if k.endswith("weight_scale") else v for k, v in tensors.items()}
     weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
     config = {
-        "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+        "quant_method": "compressed-tensors",
+        "format": "nvfp4-pack-quantized",
         "config_groups": {"g": {"targets": ["Linear"], "weights": weights}},
-    }  # fmt: skip
+    }
     return folder(path, tensors, {"quantization_config": config})
 
 
@@ -80,9 +81,10 @@ def verdict(path: Path, engine: str) -> tuple[str, str]:
 def test_gptq(engine, changes, want, tmp_path):
     if changes.get("group_size") == -1:
         path = folder(
-            tmp_path, under(A, gptq_weight(group=64)),
+            tmp_path,
+            under(A, gptq_weight(group=64)),
             {"quantization_config": {"quant_method": "gptq", "bits": 4, "sym": True, **changes}},
-        )  # fmt: skip
+        )
     else:
         path = gptq(tmp_path, **changes)
     assert verdict(path, engine)[0] == want
@@ -150,9 +152,12 @@ def test_mlx_runs_on_mlx_alone(tmp_path):
 
 
 def test_a_gguf_and_the_versions_that_dropped_it(tmp_path):
-    words = GGUF(tensors=[
-        Tensor("blk.0.attn_q.weight", (32, 4), Q8_0, bytes(4 * 34)), Tensor("blk.0.attn_norm.weight", (4,), F32, bytes(16)),
-    ])  # fmt: skip
+    words = GGUF(
+        tensors=[
+            Tensor("blk.0.attn_q.weight", (32, 4), Q8_0, bytes(4 * 34)),
+            Tensor("blk.0.attn_norm.weight", (4,), F32, bytes(16)),
+        ]
+    )
     path = tmp_path / "m.gguf"
     path.write_bytes(words.bytes())
     assert verdict(path, "llama.cpp") == ("fine", "no known restriction concerns it")
@@ -250,8 +255,9 @@ def test_mlx_lm_needs_the_rotation_and_the_experts_under_its_names(tmp_path):
     qwen2 = {"model_type": "qwen2", "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, **MLX}
     path = folder(tmp_path, under(A, mlx_weight()), qwen2)
     assert verdict(path, "mlx") == (
-        "wrong", "config.json has the base of the rotation in rope_parameters alone; mlx-lm takes its default"
-    )  # fmt: skip
+        "wrong",
+        "config.json has the base of the rotation in rope_parameters alone; mlx-lm takes its default",
+    )
     assert verdict(folder(tmp_path, under(A, mlx_weight()), qwen2 | {"rope_theta": 10000.0}), "mlx")[0] == "fine"
     usual = qwen2 | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
     assert verdict(folder(tmp_path, under(A, mlx_weight()), usual), "mlx")[0] == "fine"
@@ -328,9 +334,15 @@ class Stub:
     path, remote = Path("m"), None
 
     def __init__(
-        self, kind: str, key: str = "m", bits: str = "", metadata: dict | None = None, layout: str = "", json: dict | None = None,
+        self,
+        kind: str,
+        key: str = "m",
+        bits: str = "",
+        metadata: dict | None = None,
+        layout: str = "",
+        json: dict | None = None,
         **config: object,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.format, self.metadata, self.scheme = kind, metadata or {}, SimpleNamespace(raw=config)
         self.config = {"quantization_config": {"quant_method": kind, **config}} if json is None else json
         self.weight = TensorInfo(key, "quantized", layout, format_named(bits) if bits else None, (64, 64), "", 0, ())
@@ -464,10 +476,19 @@ def test_vllm_multiplies_whole_bytes_of_any_size_on_any_cpu(flags, monkeypatch):
 )
 def test_gptqmodel_and_a_stored_zero_point_of_all_ones(stored, label, want, tmp_path):
     path = folder(
-        tmp_path, under(A, gptq_weight(stored_zero=stored)),
-        {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False,
-                                 "checkpoint_format": label}},
-    )  # fmt: skip
+        tmp_path,
+        under(A, gptq_weight(stored_zero=stored)),
+        {
+            "quantization_config": {
+                "quant_method": "gptq",
+                "bits": 4,
+                "group_size": 32,
+                "sym": False,
+                "desc_act": False,
+                "checkpoint_format": label,
+            }
+        },
+    )
     assert [verdict(path, engine)[0] for engine in ("transformers", "gptqmodel")] == [want, want]
 
 

@@ -18,16 +18,22 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "MANIFEST.json").read_text())["cases"]
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "none": "float32"}
 FORMAT = {
-    "autogptq": "gptq", "gptqmodel": "gptq", "autoawq": "awq", "compressed-tensors-old": "compressed-tensors",
-     "onnxruntime": "onnx",
+    "autogptq": "gptq",
+    "gptqmodel": "gptq",
+    "autoawq": "awq",
+    "compressed-tensors-old": "compressed-tensors",
+    "onnxruntime": "onnx",
     "transformers-mxfp4": "gpt-oss",
-}  # fmt: skip
+}
 """Producer's folder -> `Checkpoint.format` where they differ."""
 LAYOUT = {
-    "awq-gemm": "awq-gemm", "awq-gemv": "awq-gemv", "awq-gemv_fast": "awq-gemv_fast", "awq-marlin": "awq-marlin",
-     "onnx-matmulnbits": "onnx",
+    "awq-gemm": "awq-gemm",
+    "awq-gemv": "awq-gemv",
+    "awq-gemv_fast": "awq-gemv_fast",
+    "awq-marlin": "awq-marlin",
+    "onnx-matmulnbits": "onnx",
     "gpt-oss-mxfp4": "gpt-oss",
-}  # fmt: skip
+}
 """Format of a case in the manifest -> layout, where it is not the checkpoint's format."""
 MISSING_CONFIG = {
     "bitsandbytes/nf4_codes": {"quant_method": "bitsandbytes", "quant_type": "nf4", "blocksize": 64, "shape": [8, 64]},

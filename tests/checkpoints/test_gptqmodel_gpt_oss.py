@@ -23,8 +23,12 @@ from support.memory_checkpoint import MemoryCheckpoint
 
 EXPERTS, F, K = 2, 24, 64
 STATED = {
-    "quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2", "meta": {"quantizer": ["gptqmodel:7.5"]},
-}  # fmt: skip
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": 32,
+    "checkpoint_format": "gptq_v2",
+    "meta": {"quantizer": ["gptqmodel:7.5"]},
+}
 PATH = "model.layers.0.mlp.experts"
 
 

@@ -84,11 +84,13 @@ def test_a_vectors_shape_is_that_of_its_usual_name(shapes, wrong) -> None:
 
 
 USES = (KeyUse("bits", 4, CONSUMED), KeyUse("rotation", "spin", UNKNOWN), KeyUse("dataset", "c4", HARMLESS, "a note"))
-LEDGER = Ledger((
-    *key_entries(USES),
-    *(sort_tensor(name, "uint8", (4, 4), "", {}) for name in ("m.extra.a", "m.extra.b")),
-    sort_tensor("m.norm", "float32", (4,), "", {}),
-))  # fmt: skip
+LEDGER = Ledger(
+    (
+        *key_entries(USES),
+        *(sort_tensor(name, "uint8", (4, 4), "", {}) for name in ("m.extra.a", "m.extra.b")),
+        sort_tensor("m.norm", "float32", (4,), "", {}),
+    )
+)
 
 
 def test_unknown_keys_and_tensors_are_refused_by_name() -> None:

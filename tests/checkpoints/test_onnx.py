@@ -172,9 +172,14 @@ def test_the_ledger_accounts_for_every_initializer(tmp_path):
     with hb.open(small(tmp_path)) as checkpoint:
         status = {e.name: e.status for e in checkpoint.ledger().entries}
         assert status == {
-            "w_quantized": "claimed", "w_scale": "claimed", "w_zero_point": "claimed", "b": "dense", "shape": "auxiliary",
-            "c_quantized": "claimed", "c_scale": "claimed",
-        }  # fmt: skip
+            "w_quantized": "claimed",
+            "w_scale": "claimed",
+            "w_zero_point": "claimed",
+            "b": "dense",
+            "shape": "auxiliary",
+            "c_quantized": "claimed",
+            "c_scale": "claimed",
+        }
         assert checkpoint["c"].dtype == np.float32
         assert [f for f in checkpoint.findings() if f.severity == "error"] == []
 

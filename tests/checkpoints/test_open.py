@@ -149,7 +149,7 @@ def test_two_configs_that_contradict_each_other_are_a_finding(tmp_path: Path):
 @pytest.mark.parametrize(
     ("weight", "layout"),
     [(gptq_weight(), "gptq"), (gptq_weight(bits=8, stored_zero=127), "gptq")],
-)  # fmt: skip
+)
 def test_without_a_config_the_tensors_say_what_they_are(weight: dict, layout: str, tmp_path: Path):
     checkpoint = hb.open(write(tmp_path / "x.safetensors", under(A, weight)))
     assert checkpoint.info(A).layout == layout

@@ -186,8 +186,9 @@ def test_peers_multiply_right(name):
 
 def test_a_name_or_its_beginning_chooses_peers():
     assert [p.name for p in peers_named(["onnxruntime-4", "torch-dense"])] == [
-        *(f"onnxruntime-4{width}-b{block}" for width in ("", "-8bit") for block in (32, 64, 128)), "torch-dense"
-    ]  # fmt: skip
+        *(f"onnxruntime-4{width}-b{block}" for width in ("", "-8bit") for block in (32, 64, 128)),
+        "torch-dense",
+    ]
     assert PEERS["onnxruntime-4-b64"].bits == 4.5
     assert all(p.reason() is None or "not installed" in p.reason() or "cannot start" in p.reason() for p in PEERS.values())
 
@@ -224,8 +225,12 @@ def test_markdown_has_a_table_a_kind_with_the_best_peers_letter(capsys):
 def test_the_roofline_is_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     limits = {"device": "cpu", "read_gbps": 10.0, "gflops": 50.0, "gops": 200.0}
-    times = [rates(_time(p, kind, 4.5, 0.0, m=m), 64 * 64 * 4.5 / 8, 1e-5 * m, limits)
-             for p in ("halfbyte", "other") for kind in ("exact", "int8") for m in (1, 16)]  # fmt: skip
+    times = [
+        rates(_time(p, kind, 4.5, 0.0, m=m), 64 * 64 * 4.5 / 8, 1e-5 * m, limits)
+        for p in ("halfbyte", "other")
+        for kind in ("exact", "int8")
+        for m in (1, 16)
+    ]
     draw(limits, times, tmp_path / "roofline.png")
     assert (tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
     assert intensity(times[1]) == pytest.approx(2 * 16 / (4.5 / 8))
@@ -261,8 +266,12 @@ def test_a_model_beside_llama_takes_turns_and_medians(tmp_path, monkeypatch, cap
     def run_one(what, path, threads, prompt, decode, clock):
         order.append(what)
         late = len(order) > 6  # the third round is twice as fast: medians do not see it
-        return {"ready_s": 1.0, "peak_mb": 500.0, "prompt_tokens_per_s": 100 * speed[what] * (1 + late),
-                "decode_tokens_per_s": speed[what]}  # fmt: skip
+        return {
+            "ready_s": 1.0,
+            "peak_mb": 500.0,
+            "prompt_tokens_per_s": 100 * speed[what] * (1 + late),
+            "decode_tokens_per_s": speed[what],
+        }
 
     monkeypatch.setattr(model, "run_one", run_one)
     monkeypatch.setattr(model, "llama_reason", lambda: None)

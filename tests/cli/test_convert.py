@@ -111,10 +111,13 @@ def test_targets_that_cannot_be(tmp_path, capsys, to, text):
     assert sorted(os.listdir(tmp_path)) == ["in"]
 
 
-@pytest.mark.parametrize(("codec", "to", "said"), [
-    ("int4:g128", "compressed-tensors", "8 keep their values by rule"),
-    ("int4:g64", "mlx", "8 by what was checked on these bits"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("codec", "to", "said"),
+    [
+        ("int4:g128", "compressed-tensors", "8 keep their values by rule"),
+        ("int4:g64", "mlx", "8 by what was checked on these bits"),
+    ],
+)
 def test_the_last_line_says_what_was_checked_and_how_to_check_again(tmp_path, capsys, codec, to, said):
     """The command that it names finds the two identical."""
     source, out = write_model(tmp_path / "in", codec), tmp_path / "an out"

@@ -265,9 +265,12 @@ def test_case_55_any_locale(locale, tmp_path):
     code += "for words in (['inspect'], ['inspect', '--json'], ['verify', sys.argv[1], '--all']):\n"
     code += "    status += main([words[0], sys.argv[1], *words[1:]]); print('\\f', flush=True)\n"
     done = subprocess.run(
-        [sys.executable, "-c", code + "sys.exit(status)", path], capture_output=True, timeout=120, check=False,
+        [sys.executable, "-c", code + "sys.exit(status)", path],
+        capture_output=True,
+        timeout=120,
+        check=False,
         env={**os.environ, "PYTHONPATH": SOURCE, **locale},
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stderr) == (0, b"")
     plain, lines, compared, end = done.stdout.split(b"\f\n")
     assert plain

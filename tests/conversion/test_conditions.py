@@ -40,9 +40,12 @@ def drawn(codec: str, n: int, k: int, zeros: str, seed: int) -> QTensor:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("to", ["gptq-v2", "awq", "compressed-tensors", "halfbyte"])
 @given(
-    zeros=st.sampled_from(ZEROS), group=st.sampled_from(["g32", "g64", "g128", "channel"]), n=st.integers(1, 3),
-    groups=st.integers(1, 3), seed=st.integers(0, 2**20),
-)  # fmt: skip
+    zeros=st.sampled_from(ZEROS),
+    group=st.sampled_from(["g32", "g64", "g128", "channel"]),
+    n=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    seed=st.integers(0, 2**20),
+)
 @settings(max_examples=25, deadline=None)
 def test_every_byte_of_zeros_scales_and_codes_comes_back(bits, to, zeros, group, n, groups, seed):
     """uint to a layout and back through its own reader: exact, though a scale is 0, subnormal,

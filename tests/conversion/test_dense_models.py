@@ -93,9 +93,7 @@ def test_parts_of_a_fused_projection(tmp_path):
     check_dense(tmp_path / "saved", tmp_path / "dense", model)
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=() if k in QUICK else pytest.mark.slow) for k in ARCHITECTURES]
-)  # fmt: skip
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in QUICK else pytest.mark.slow) for k in ARCHITECTURES])
 def test_every_architecture(tmp_path, kind):
     random_model(kind).save_pretrained(tmp_path / "in")
     quantize_folder(tmp_path / "in", tmp_path / "packed")

@@ -49,8 +49,13 @@ def explored(
     work = tmp_path / "work"
     work.mkdir()
     task = {
-        "command": command, "source": str(source), "folder": str(work), "mode": mode, "numbers": numbers, "exchange": exchange,
-    }  # fmt: skip
+        "command": command,
+        "source": str(source),
+        "folder": str(work),
+        "mode": mode,
+        "numbers": numbers,
+        "exchange": exchange,
+    }
     return process.run(task)
 
 

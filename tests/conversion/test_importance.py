@@ -61,8 +61,10 @@ def test_the_file_is_read_back_and_is_llama_cpps_form(tmp_path):
         np.testing.assert_array_equal(back.entries[name].counts, entry.counts)
     reader = gguf.GGUFReader(path)
     assert {k: reader.fields[k].contents() for k in ("general.type", "imatrix.datasets", "imatrix.chunk_count")} == {
-        "general.type": "imatrix", "imatrix.datasets": ["a.txt", "ü"], "imatrix.chunk_count": 7,
-    }  # fmt: skip
+        "general.type": "imatrix",
+        "imatrix.datasets": ["a.txt", "ü"],
+        "imatrix.chunk_count": 7,
+    }
     # ggml's order of dimensions: the inputs first.
     assert {t.name: t.shape.tolist() for t in reader.tensors} == {
         "blk.0.attn_q.weight.in_sum2": [64, 1], "blk.0.attn_q.weight.counts": [1, 1],

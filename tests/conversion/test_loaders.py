@@ -129,9 +129,11 @@ def test_transformers_with_compressed_tensors(tmp_path, codec, tied):
     folder, held, dense = written(tmp_path, codec, "compressed-tensors", tied)
     assert not refused("transformers", "compressed-tensors", codec, folder)
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.bfloat16, output_loading_info=True,
+        folder,
+        dtype=torch.bfloat16,
+        output_loading_info=True,
         quantization_config=transformers.CompressedTensorsConfig(run_compressed=False),
-    )  # fmt: skip
+    )
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     for name, q in held.items():

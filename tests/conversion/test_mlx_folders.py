@@ -78,12 +78,17 @@ def test_mixtral_of_a_gguf_has_mlx_lms_names(tmp_path):
 def test_older_names_of_gemma_and_of_scaled_rotations_beside_what_is_there():
     local = {"rope_type": "default", "rope_theta": 1e4}
     whole = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
-    gemma = {"model_type": "gemma3_text", "_sliding_window_pattern": 6,
-             "rope_parameters": {"sliding_attention": local, "full_attention": whole}}  # fmt: skip
+    gemma = {
+        "model_type": "gemma3_text",
+        "_sliding_window_pattern": 6,
+        "rope_parameters": {"sliding_attention": local, "full_attention": whole},
+    }
     assert with_older_names(gemma) == gemma | {
-        "rope_theta": 1e6, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 1e4,
+        "rope_theta": 1e6,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "rope_local_base_freq": 1e4,
         "sliding_window_pattern": 6,
-    }  # fmt: skip
+    }
     assert with_older_names({"rope_theta": 5.0, "rope_parameters": local}) == {"rope_theta": 5.0, "rope_parameters": local}
     assert with_older_names({"model_type": "gpt2"}) == {"model_type": "gpt2"}
 

@@ -152,8 +152,13 @@ def test_vllm_runs_the_model(tmp_path, monkeypatch, codec, to):
     folder, packed, dense = write_llama(tmp_path / "in", codec)
     convert(folder, tmp_path / "out", to=to)
     engine = vllm.LLM(
-        str(tmp_path / "out"), dtype="bfloat16", enforce_eager=True, max_model_len=128, max_logprobs=64, skip_tokenizer_init=True,
-    )  # fmt: skip
+        str(tmp_path / "out"),
+        dtype="bfloat16",
+        enforce_eager=True,
+        max_model_len=128,
+        max_logprobs=64,
+        skip_tokenizer_init=True,
+    )
     try:
         wanted_tokens = vllm.SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=64, detokenize=False)
         (answer,) = engine.generate([{"prompt_token_ids": IDS}], wanted_tokens)
@@ -253,14 +258,20 @@ def test_onnxruntime_multiplies_by_what_is_written(codec, k):
     while not names[-1]:
         names.pop()
     node = onnx.helper.make_node(
-        "MatMulNBits", ["x", *names], ["y"], domain="com.microsoft",
+        "MatMulNBits",
+        ["x", *names],
+        ["y"],
+        domain="com.microsoft",
         **{a: v for a, v in {**attributes, "K": k, "N": n}.items() if a in ("K", "N", "bits", "block_size")},
-    )  # fmt: skip
+    )
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
-        [node], "g", [value("x", onnx.TensorProto.FLOAT, [None, k])], [value("y", onnx.TensorProto.FLOAT, [None, n])],
+        [node],
+        "g",
+        [value("x", onnx.TensorProto.FLOAT, [None, k])],
+        [value("y", onnx.TensorProto.FLOAT, [None, n])],
         [onnx.numpy_helper.from_array(np.asarray(tensors[s]), s) for s in names if s],
-    )  # fmt: skip
+    )
     opset = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
     session = onnxruntime.InferenceSession(
         onnx.helper.make_model(graph, opset_imports=opset, ir_version=9).SerializeToString(), providers=["CPUExecutionProvider"]

@@ -258,8 +258,10 @@ for name, size in (("out", "900k"), ("out.safetensors", "300k")):
 """
     run = subprocess.run(
         ["unshare", "-rm", sys.executable, "-c", script],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if "Operation not permitted" in run.stderr or "permission denied" in run.stderr.lower():
         pytest.skip(f"no mount here: {run.stderr.strip()}")
     lines = run.stdout.splitlines()

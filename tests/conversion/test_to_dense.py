@@ -130,8 +130,12 @@ def test_what_goes_along(golden, tmp_path):
     (source / "notes.pdf").write_bytes(b"%PDF")
     assert main(["dequantize", str(source), str(tmp_path / "out")]) == 0
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
-    ]  # fmt: skip
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
     before = json.loads((source / "config.json").read_text(encoding="utf-8"))
     after = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
     assert "quantization_config" in before

@@ -245,8 +245,15 @@ def test_a_module_without_a_floor_is_found(tmp_path):
     assert floor_violations(package, "novelty") == ["novelty has no floor; add it to FLOORS and to docs/design/layering.md"]
 
 
-@pytest.mark.parametrize("late", ["from .formats.b import y", "def f():\n    from .formats.b import y",
-                                  "if TYPE_CHECKING:\n    from .formats.b import y", "import halfbyte.formats.b"])  # fmt: skip
+@pytest.mark.parametrize(
+    "late",
+    [
+        "from .formats.b import y",
+        "def f():\n    from .formats.b import y",
+        "if TYPE_CHECKING:\n    from .formats.b import y",
+        "import halfbyte.formats.b",
+    ],
+)
 def test_a_cycle_of_files_is_found(tmp_path, late):
     package = planted(tmp_path, spec=late, formats__b="from ..errors import x", errors="from . import spec")
     assert package.cycles() == [["errors", "spec", "formats.b", "errors"]]

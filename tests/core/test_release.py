@@ -16,16 +16,25 @@ ROOT = Path(__file__).parents[2]
 _spec = importlib.util.spec_from_file_location("release", ROOT / "tools" / "release.py")
 release = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(release)
-PLATFORMS = ["manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "musllinux_1_2_x86_64", "musllinux_1_2_aarch64",
-             "macosx_13_0_arm64", "any"]  # fmt: skip
+PLATFORMS = [
+    "manylinux_2_28_x86_64",
+    "manylinux_2_28_aarch64",
+    "musllinux_1_2_x86_64",
+    "musllinux_1_2_aarch64",
+    "macosx_13_0_arm64",
+    "any",
+]
 
 
 @pytest.fixture
 def tree(tmp_path):
     """A small source tree and its distributions, all right."""
     source, dist = tmp_path / "tree", tmp_path / "dist"
-    files = {"pyproject.toml": 'version = "1.2.0"\n', "src/halfbyte/__init__.py": '__version__ = "1.2.0"\n',
-             "src/halfbyte_autoload/__init__.py": "x = 1\n"}  # fmt: skip
+    files = {
+        "pyproject.toml": 'version = "1.2.0"\n',
+        "src/halfbyte/__init__.py": '__version__ = "1.2.0"\n',
+        "src/halfbyte_autoload/__init__.py": "x = 1\n",
+    }
     for name, text in files.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)

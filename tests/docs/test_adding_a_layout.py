@@ -81,8 +81,12 @@ def test_it_says_what_it_consumes(pairs):
     reader = read_config({"quant_method": "pairs", "group_size": 32, "skip": [], "author": "x", "twist": 3}, "config.json")
     uses = {use.path: use.use for use in reader.key_uses()}
     assert uses == {
-        "quant_method": CONSUMED, "group_size": CONSUMED, "skip": CONSUMED, "author": HARMLESS, "twist": UNKNOWN,
-    }  # fmt: skip
+        "quant_method": CONSUMED,
+        "group_size": CONSUMED,
+        "skip": CONSUMED,
+        "author": HARMLESS,
+        "twist": UNKNOWN,
+    }
 
 
 def test_it_is_a_target_of_conversions(pairs, tmp_path, capsys):

@@ -102,10 +102,16 @@ def test_perplexity_equals_cross_entropy(model, windows):
 
 def test_the_error_is_the_standard_error_of_the_mean(model):
     windows = llama_cpp(IDS, 16, 1)
-    losses = torch.cat([
-        functional.cross_entropy(model(input_ids=torch.tensor([w.tokens])).logits[0, w.first - 1 : -1].double().detach(),
-                                 torch.tensor(w.tokens[w.first :]), reduction="none") for w in windows
-    ])  # fmt: skip
+    losses = torch.cat(
+        [
+            functional.cross_entropy(
+                model(input_ids=torch.tensor([w.tokens])).logits[0, w.first - 1 : -1].double().detach(),
+                torch.tensor(w.tokens[w.first :]),
+                reduction="none",
+            )
+            for w in windows
+        ]
+    )
     measured = perplexity(model, windows)
     want = measured.value * float(losses.std(correction=0)) / math.sqrt(len(losses) - 1)
     assert measured.error == pytest.approx(want, rel=1e-6)

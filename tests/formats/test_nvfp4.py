@@ -73,13 +73,17 @@ F32 = np.float32
 
 
 RAW = {
-    "joint": lambda amax, g, h: amax / (F32(6) * g), "reciprocal": lambda amax, g, h: (amax / F32(6)) / g,
-    "inverse": lambda amax, g, h: (amax / F32(6)) * h, "stepwise": lambda amax, g, h: (amax / F32(6)) * h,
-}  # fmt: skip
+    "joint": lambda amax, g, h: amax / (F32(6) * g),
+    "reciprocal": lambda amax, g, h: (amax / F32(6)) / g,
+    "inverse": lambda amax, g, h: (amax / F32(6)) * h,
+    "stepwise": lambda amax, g, h: (amax / F32(6)) * h,
+}
 SCALED = {
-    "joint": lambda x, s, g, h: x / (s * g), "reciprocal": lambda x, s, g, h: x * ((F32(1) / g) / s),
-    "inverse": lambda x, s, g, h: x / (s / h), "stepwise": lambda x, s, g, h: (x / s) * h,
-}  # fmt: skip
+    "joint": lambda x, s, g, h: x / (s * g),
+    "reciprocal": lambda x, s, g, h: x * ((F32(1) / g) / s),
+    "inverse": lambda x, s, g, h: x / (s / h),
+    "stepwise": lambda x, s, g, h: (x / s) * h,
+}
 
 
 @pytest.mark.parametrize("order", RAW)

@@ -25,16 +25,27 @@ MX: dict[str, tuple[Any, ...]] = {
     "zero_byte": (0, 127), "byte0": (2.0**-127, 1.0),
 }  # fmt: skip
 FLOAT: dict[str, tuple[Any, ...]] = {
-    "compute": COMPUTE, "zero_scale": (0.0, "eps", 1.0), "ties": TIES, "zeros": ZEROS, "scale_dtype": DTYPES,
-}  # fmt: skip
-INTEGER: dict[str, tuple[Any, ...]] = {
-    "scale": integers.SCALE_RULES, "zero": integers.ZERO_RULES, "compute": COMPUTE, "order": ("divide", "reciprocal"),
-    "zero_scale": (0.0, "eps", "tiny", 1.0), "scale_dtype": DTYPES,
-}  # fmt: skip
-AFFINE: dict[str, tuple[Any, ...]] = {
-    "scale": affine.SCALE_RULES, "compute": COMPUTE[:2], "codes": ("stored", "unrounded"), "scale_floor": (0.0, 1e-7),
+    "compute": COMPUTE,
+    "zero_scale": (0.0, "eps", 1.0),
+    "ties": TIES,
+    "zeros": ZEROS,
     "scale_dtype": DTYPES,
-}  # fmt: skip
+}
+INTEGER: dict[str, tuple[Any, ...]] = {
+    "scale": integers.SCALE_RULES,
+    "zero": integers.ZERO_RULES,
+    "compute": COMPUTE,
+    "order": ("divide", "reciprocal"),
+    "zero_scale": (0.0, "eps", "tiny", 1.0),
+    "scale_dtype": DTYPES,
+}
+AFFINE: dict[str, tuple[Any, ...]] = {
+    "scale": affine.SCALE_RULES,
+    "compute": COMPUTE[:2],
+    "codes": ("stored", "unrounded"),
+    "scale_floor": (0.0, 1e-7),
+    "scale_dtype": DTYPES,
+}
 TABLE: dict[str, tuple[Any, ...]] = {
     "compute": COMPUTE, "order": ("divide", "reciprocal"), "nearest": ("midpoint", "sorted", "difference"),
     "absmax": ("stored", "unrounded"), "nested_codes": tuple(GRIDS), "nested": (True,), "scale_dtype": DTYPES,
@@ -43,8 +54,12 @@ HQQ: dict[str, tuple[Any, ...]] = {
     "rule": ("range", "edge", "hqq"), "axis": (0, 1), "grouping": ("row", "flat", "strided"), "scale_dtype": DTYPES,
 }  # fmt: skip
 NVFP4: dict[str, tuple[Any, ...]] = {
-    "global_scale": tuple(nvfp4.GLOBAL_SCALES), "compute": COMPUTE, "order": nvfp4.ORDERS, "ties": TIES, "zeros": ZEROS,
-}  # fmt: skip
+    "global_scale": tuple(nvfp4.GLOBAL_SCALES),
+    "compute": COMPUTE,
+    "order": nvfp4.ORDERS,
+    "ties": TIES,
+    "zeros": ZEROS,
+}
 SPACES = {
     "mxfp4": MX, "mxfp6_e2m3": MX, "mxfp6_e3m2": MX, "mxfp8_e4m3": MX, "mxfp8_e5m2": MX, "mxint8": MX, "fp4": FLOAT,
     "fp8_e4m3": FLOAT | {"rows": (2,)}, "fp8_e5m2": FLOAT, "int2:g32": INTEGER, "int4:g32": INTEGER | {"inverse": (True,)},

@@ -87,10 +87,14 @@ def test_older_names_of_the_rotations_are_read(tmp_path):
         rope = checkpoint.config["rope_parameters"]
     older = {k: v for k, v in rope["full_attention"].items() if k not in ("rope_type", "rope_theta")}
     rewrite(
-        path, rope_parameters=None, rope_theta=rope["full_attention"]["rope_theta"], sliding_window_pattern=6, layer_types=None,
+        path,
+        rope_parameters=None,
+        rope_theta=rope["full_attention"]["rope_theta"],
+        sliding_window_pattern=6,
+        layer_types=None,
         rope_local_base_freq=rope["sliding_attention"]["rope_theta"],
         rope_scaling=older | {"type": rope["full_attention"]["rope_type"]},
-    )  # fmt: skip
+    )
     with open_checkpoint(path) as checkpoint:
         assert np.array_equal(native_model(checkpoint).session()([5, 7, 11, 9, 3]), ours)
 

@@ -393,9 +393,13 @@ def test_repeat_penalty_lowers_earlier_tokens():
     assert logits.tolist() == [2.0, 1.9, -1.0]
 
 
-@pytest.mark.parametrize(("settings", "said"), [
-    ({"min_p": 2.0}, "min_p=2.0; 0 to 1 is allowed"), ({"repeat_penalty": 0.0}, "repeat_penalty=0.0; above 0 is allowed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"min_p": 2.0}, "min_p=2.0; 0 to 1 is allowed"),
+        ({"repeat_penalty": 0.0}, "repeat_penalty=0.0; above 0 is allowed"),
+    ],
+)
 def test_settings_out_of_range(settings, said):
     with pytest.raises(GenerationError, match=said):
         Sampling(**settings)

@@ -68,10 +68,12 @@ def test_the_error_comes_within_the_block_only():
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ 'x' * 10000000000000 }}", "{{ '%99999999999d' % 1 }}", "{{ '{:>99999999999}'.format(1) }}",
+        "{{ 'x' * 10000000000000 }}",
+        "{{ '%99999999999d' % 1 }}",
+        "{{ '{:>99999999999}'.format(1) }}",
         "{% set n = 100000 * 100000 %}{{ 'ab' * n }}",
     ],
-)  # fmt: skip
+)
 def test_one_operation_cannot_fill_memory(template):
     import resource
 

@@ -21,9 +21,14 @@ from support.gguf_writer import GGUF, f32
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "gemma3_270m_tokenizer.json").read_text("utf-8"))
 CORPUS = [
-    "The quick brown fox jumps over the lazy dog; it's 1234567 o'clock, they've said.", "Zażółć gęślą jaźń, naïve café",
-    "def f(x):\n    return x ** 2\n\n\nprint(f(10))", "  spaces   and\ttabs \r\n", "漢字とカタカナ 😀😃", "HELLO'S WE'LL", "",
-]  # fmt: skip
+    "The quick brown fox jumps over the lazy dog; it's 1234567 o'clock, they've said.",
+    "Zażółć gęślą jaźń, naïve café",
+    "def f(x):\n    return x ** 2\n\n\nprint(f(10))",
+    "  spaces   and\ttabs \r\n",
+    "漢字とカタカナ 😀😃",
+    "HELLO'S WE'LL",
+    "",
+]
 
 
 @pytest.fixture(scope="module")

@@ -210,9 +210,13 @@ def test_a_table_that_the_decoder_would_not_use_is_refused_and_rounding_of_it_ke
 def test_the_config_of_a_weight_is_bitsandbytes_own(kind: str, nested: bool) -> None:
     q = random_tensor(format_named(KINDS[kind], 64, nested=nested), (4, 64), 0)
     assert BNB.config(q) == {
-        "quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": True, "bnb_4bit_quant_type": kind,
-        "bnb_4bit_use_double_quant": nested, "bnb_4bit_quant_storage": "uint8",
-    }  # fmt: skip
+        "quant_method": "bitsandbytes",
+        "load_in_8bit": False,
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": kind,
+        "bnb_4bit_use_double_quant": nested,
+        "bnb_4bit_quant_storage": "uint8",
+    }
     whole = BNB.config(random_tensor(format_named("bnb_int8"), (4, 64), 0))
     assert whole == {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
 

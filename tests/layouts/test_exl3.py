@@ -38,9 +38,14 @@ def tensors(k: int, n: int, bits: int, codebook: str = "3inst", seed: int = 0) -
 def config(**changes: Any) -> dict[str, Any]:
     """As ExLlamaV3's compiler writes it."""
     own = {
-        "quant_method": "exl3", "version": "1.4.6", "bits": 3.84, "head_bits": 6, "out_scales": "auto",
-        "calibration": {"rows": 250, "cols": 2048}, **changes,
-    }  # fmt: skip
+        "quant_method": "exl3",
+        "version": "1.4.6",
+        "bits": 3.84,
+        "head_bits": 6,
+        "out_scales": "auto",
+        "calibration": {"rows": 250, "cols": 2048},
+        **changes,
+    }
     return {"quantization_config": own}
 
 

@@ -73,9 +73,14 @@ def test_axis_0_groups_run_down_columns() -> None:
 
 
 @given(
-    bits=st.integers(1, 8), axis=st.sampled_from([0, 1]), n=st.integers(0, 6), k=st.integers(0, 6),
-    group=st.sampled_from([8, 16, 40]), dtype=st.sampled_from(sorted(FLOATS)), seed=st.integers(0, 1 << 16),
-)  # fmt: skip
+    bits=st.integers(1, 8),
+    axis=st.sampled_from([0, 1]),
+    n=st.integers(0, 6),
+    k=st.integers(0, 6),
+    group=st.sampled_from([8, 16, 40]),
+    dtype=st.sampled_from(sorted(FLOATS)),
+    seed=st.integers(0, 1 << 16),
+)
 def test_drawn_tensors_come_back(bits, axis, n, k, group, dtype, seed) -> None:
     q = random_tensor(
         format_named(f"hqq{bits}", group, axis=axis, scale_dtype=dtype), (8 * n, group * k if axis else 40 * k), seed

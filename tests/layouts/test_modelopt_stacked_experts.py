@@ -93,9 +93,11 @@ def test_a_checkpoint_with_a_stack_and_a_plain_parameter_of_such_a_name(tmp_path
         kinds = {key: ckpt.info(key).quantized for key in ckpt}
         q = ckpt["experts.down_proj"]
     assert kinds == {
-        "experts.down_proj": True, "experts.down_proj_bias": False, "experts.down_proj_input_scale": False,
+        "experts.down_proj": True,
+        "experts.down_proj_bias": False,
+        "experts.down_proj_input_scale": False,
         "experts.up_proj": False,
-    }  # fmt: skip
+    }
     assert np.array_equal(q.dequantize(), LAYOUT.unpack(tensors, {}).dequantize())
 
 

@@ -44,9 +44,11 @@ def test_every_format_comes_back_identical(word: str) -> None:
 
 
 @given(
-    word=st.sampled_from(["nf4", "bnb_fp4", "hqq3", "uint5", "fp8_e4m3", "int4"]), n=st.integers(0, 5), k=st.integers(1, 70),
+    word=st.sampled_from(["nf4", "bnb_fp4", "hqq3", "uint5", "fp8_e4m3", "int4"]),
+    n=st.integers(0, 5),
+    k=st.integers(1, 70),
     seed=st.integers(0, 1 << 16),
-)  # fmt: skip
+)
 def test_drawn_tensors_and_their_slices_come_back(word, n, k, seed) -> None:
     q = random_tensor(format_named(word, 16, **({"rows": 2} if word == "fp8_e4m3" else {})), (n, k), seed, "bitsandbytes")
     for part in (q, q[n // 2 :]):

@@ -53,10 +53,15 @@ def test_random_bytes_come_back_padding_included(bits: int, zeros: str, flat: bo
 
 
 @given(
-    bits=st.sampled_from(BITS), kind=st.sampled_from(["int", "uint", "hqq"]), n=st.integers(0, 6), k=st.integers(0, 150),
-    block=st.sampled_from([16, 32, 128]), dtype=st.sampled_from(sorted(FLOATS)), act_order=st.booleans(),
+    bits=st.sampled_from(BITS),
+    kind=st.sampled_from(["int", "uint", "hqq"]),
+    n=st.integers(0, 6),
+    k=st.integers(0, 150),
+    block=st.sampled_from([16, 32, 128]),
+    dtype=st.sampled_from(sorted(FLOATS)),
+    act_order=st.booleans(),
     seed=st.integers(0, 1 << 16),
-)  # fmt: skip
+)
 def test_drawn_tensors_come_back(bits, kind, n, k, block, dtype, act_order, seed) -> None:
     fmt = format_named(f"{kind}{bits}", block, scale_dtype=dtype)
     q = random_tensor(fmt, (n, k), seed)

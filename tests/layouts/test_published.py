@@ -100,9 +100,12 @@ def test_case_70_one_scale_for_a_whole_matrix(suffix: str, shape: tuple[int, ...
     scale = np.full(shape, 0.0123, ml_dtypes.bfloat16)
     tensors = {f"{NAME}.weight": weight, f"{NAME}.{suffix}": scale, f"{NAME}.activation_scale": scale.astype(np.float32)}
     config = {
-        "quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static", "dequantize": False,
+        "quant_method": "fp8",
+        "weight_block_size": None,
+        "activation_scheme": "static",
+        "dequantize": False,
         "modules_to_not_convert": ["lm_head", "model.vision_tower"],
-    }  # fmt: skip
+    }
     folder = write(tmp_path / "m", tensors, config)
     np.testing.assert_array_equal(values(folder), weight.astype(np.float64) * float(scale.reshape(-1)[0]))
     assert severities(folder) == set()
@@ -478,16 +481,29 @@ def svd_module(rng: np.random.Generator, n: int, k: int, rank: int = 8) -> tuple
     codes, scales = rng.integers(0, 16, (n, k)), finite_e4m3(rng, n, k // 16)
     a, b = ((rng.integers(-8, 8, s) / 64).astype(ml_dtypes.bfloat16) for s in ((rank, k), (n, rank)))
     tensors = {
-        "weight": nibbles(codes), "weight_scale": scales, "weight_scale_2": np.float32(2.0**-12), "svdquant_lora_a": a,
+        "weight": nibbles(codes),
+        "weight_scale": scales,
+        "weight_scale_2": np.float32(2.0**-12),
+        "svdquant_lora_a": a,
         "svdquant_lora_b": b,
-    }  # fmt: skip
+    }
     residual = E2M1[codes] * np.repeat(scales.astype(np.float64), 16, 1) * 2.0**-12
     return tensors, residual + b.astype(np.float64) @ a.astype(np.float64)
 
 
-SVD = {"quant_method": "modelopt", "quant_algo": "NVFP4_SVD", "config_groups": {"group_0": {
-    "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}, "has_zero_point": False,
-    "pre_quant_scale": True, "targets": ["Linear"], "lora_rank": 8}}}  # fmt: skip
+SVD = {
+    "quant_method": "modelopt",
+    "quant_algo": "NVFP4_SVD",
+    "config_groups": {
+        "group_0": {
+            "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
+            "has_zero_point": False,
+            "pre_quant_scale": True,
+            "targets": ["Linear"],
+            "lora_rank": 8,
+        }
+    },
+}
 
 
 def test_case_68_a_low_rank_part_is_part_of_the_weight(tmp_path: Path):
@@ -697,9 +713,11 @@ def test_case_64_a_stack_of_experts_in_both_spellings(separator: str, tmp_path: 
         f"{stack}{suffix}scale": np.stack([m[0]["weight_scale"] for m in modules]),
     }
     config = {
-        "quant_method": "compressed-tensors", "format": "pack-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}}, "ignore": [],
-    }  # fmt: skip
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
+        "ignore": [],
+    }
     folder = write(tmp_path / "m", tensors, config)
     np.testing.assert_array_equal(values(folder, stack), np.stack([m[1] for m in modules]))
 
@@ -708,9 +726,11 @@ def test_case_65_ignore_entries_of_a_wrapped_linear(tmp_path: Path):
     tensors, want = ct_module(np.random.default_rng(18))
     vision = "model.vision_tower.encoder.layers.0.self_attn.q_proj"
     config = {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": [f"{vision}.linear", "lm_head"],
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "ignore": [f"{vision}.linear", "lm_head"],
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
-    }  # fmt: skip
+    }
     for dense in (f"{vision}.linear.weight", f"{vision}.weight"):
         parts = {f"{NAME}.{s}": t for s, t in tensors.items()} | {dense: np.ones((32, 64), np.float16)}
         folder = write(tmp_path / "m", parts, config)
@@ -861,8 +881,10 @@ def test_case_66_weight_only_nvfp4_with_its_config_in_the_sidecar(tmp_path: Path
     rng = np.random.default_rng(21)
     (down, want), (head, want_head) = nvfp4_module(rng), nvfp4_module(rng)
     tensors = {f"{NAME}.{s}": t for s, t in down.items()} | {f"lm_head.{s}": t for s, t in head.items()}
-    side = {"producer": {"name": "modelopt", "version": "0.40"}, "quantization": {
-        "quant_algo": "W4A16_NVFP4", "kv_cache_quant_algo": None, "group_size": 16, "exclude_modules": []}}  # fmt: skip
+    side = {
+        "producer": {"name": "modelopt", "version": "0.40"},
+        "quantization": {"quant_algo": "W4A16_NVFP4", "kv_cache_quant_algo": None, "group_size": 16, "exclude_modules": []},
+    }
     folder = write(tmp_path / "m", tensors, None, hf_quant_config_json=side)
     np.testing.assert_array_equal(values(folder), want)
     np.testing.assert_array_equal(values(folder, "lm_head"), want_head)

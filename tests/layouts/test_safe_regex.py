@@ -213,9 +213,11 @@ def test_a_hostile_pattern_does_not_hold_up_opening(tmp_path: Path):
     weights = {"num_bits": 4, "group_size": 32, "strategy": "group", "symmetric": True}
     hostile = [f"re:{p}" for p in EXPLOSIVE if p[-1] in "bc"]
     config = {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": hostile,
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "ignore": hostile,
         "config_groups": {"g": {"targets": ["Linear"], "weights": weights}},
-    }  # fmt: skip
+    }
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
     with cpu_time() as spent:
         checkpoint = hb.open(tmp_path)

@@ -134,9 +134,10 @@ def test_case_10_signed_codes_and_zero_points_keep_their_upper_half() -> None:
     # q 8..15 of an unsigned code and zero point 10 are 0..7 and 2 when both are signed; a clamp
     # would lose half of every group.
     signed = {
-        "weight_qdata": np.arange(-8, 8, dtype=np.int8)[None], "weight_scale": np.ones((1, 1), np.float32),
+        "weight_qdata": np.arange(-8, 8, dtype=np.int8)[None],
+        "weight_scale": np.ones((1, 1), np.float32),
         "weight_zero_point": np.array([[2]], np.int8),
-    }  # fmt: skip
+    }
     q = check_round_trip(TORCHAO, signed, {"bits": 4})
     assert unpack(q.parts["codes"], 4, 16)[0].tolist() == list(range(16))
     assert q.parts["zeros"].tolist() == [[10]]

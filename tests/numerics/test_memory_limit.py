@@ -35,8 +35,10 @@ def groups(folder: Path, cgroup: str, files: dict[str, str]) -> MemoryLimit | No
 
 def group(path: str, limit: str, used: int, cache: int = 0) -> dict[str, str]:
     return {
-        f"{path}memory.max": limit, f"{path}memory.current": str(used), f"{path}memory.stat": f"anon 1\ninactive_file {cache}\n",
-    }  # fmt: skip
+        f"{path}memory.max": limit,
+        f"{path}memory.current": str(used),
+        f"{path}memory.stat": f"anon 1\ninactive_file {cache}\n",
+    }
 
 
 @pytest.mark.parametrize(

@@ -172,9 +172,13 @@ def test_bitsandbytes_nf4(shape: tuple[int, int], group: int) -> None:
     answers = {}
     for d, dt in torch_dtypes().items():
         state = functional.QuantState(
-            absmax=tensor(tensors["weight.absmax"]), shape=torch.Size(shape), code=tensor(tensors["weight.quant_map"]),
-            blocksize=group, quant_type="nf4", dtype=dt,
-        )  # fmt: skip
+            absmax=tensor(tensors["weight.absmax"]),
+            shape=torch.Size(shape),
+            code=tensor(tensors["weight.quant_map"]),
+            blocksize=group,
+            quant_type="nf4",
+            dtype=dt,
+        )
         answers[d] = functional.dequantize_4bit(tensor(tensors["weight"]), state)
     check("bitsandbytes", tensors, {"shape": list(shape), "quant_type": "nf4", "blocksize": group}, answers)
 

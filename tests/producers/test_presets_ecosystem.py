@@ -637,11 +637,13 @@ def bitsandbytes_schemes() -> dict[str, dict[str, Any]]:
     types = [word for word in ("nf4", "fp4", "int4", "af4") if f'"{word}"' in text]
     four = {
         f"{t}{', nested' if nested else ''}": {
-            "load_in_4bit": True, "bnb_4bit_quant_type": t, "bnb_4bit_use_double_quant": nested,
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": t,
+            "bnb_4bit_use_double_quant": nested,
         }
         for t in types
         for nested in (False, True)
-    }  # fmt: skip
+    }
     return {**four, "int8": {"load_in_8bit": True}}
 
 
@@ -859,14 +861,24 @@ def test_every_format_of_gptqmodel(tmp_path):
 MLX_CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3_moe": {
-        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "decoder_sparse_step": 1, "mlp_only_layers": [],
-        "norm_topk_prob": True, "rope_theta": 10000.0,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "rope_theta": 10000.0,
     },
     "gpt_oss": {  # mlx-lm wants a layer of either kind
-        "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8, "num_hidden_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"], "rope_theta": 10000.0, "rope_scaling": None,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
     },
-}  # fmt: skip
+}
 
 
 def mlx_schemes() -> list[str]:

@@ -79,8 +79,10 @@ def test_mx_exponents_are_the_best_of_all(seed):
     for row in range(4):
         for g in range(2):
             group = x[row, 32 * g : 32 * g + 32]
-            errors = {b: ((group - elements[round_to_element(group * 2.0 ** (127 - b), "e2m1")] * 2.0 ** (b - 127)) ** 2).sum()
-                      for b in range(100, 150)}  # fmt: skip
+            errors = {
+                b: ((group - elements[round_to_element(group * 2.0 ** (127 - b), "e2m1")] * 2.0 ** (b - 127)) ** 2).sum()
+                for b in range(100, 150)
+            }
             assert errors[int(q.parts["scales"][row, g])] == min(errors.values())
 
 

@@ -201,9 +201,14 @@ def test_the_page_of_a_quantization_says_what_was_measured(tmp_path):
     page = (tmp_path / "page.html").read_text("utf-8")
     found = read(page)
     assert found.links == [
-        "#error-by-layer", "#divergence-of-the-next-token", "#layers-worst-first", "#error-of-the-weights-by-layer",
-        "#where-the-bits-went", "#bytes-and-divergence", "#what-was-run",
-    ]  # fmt: skip
+        "#error-by-layer",
+        "#divergence-of-the-next-token",
+        "#layers-worst-first",
+        "#error-of-the-weights-by-layer",
+        "#where-the-bits-went",
+        "#bytes-and-divergence",
+        "#what-was-run",
+    ]
     model, tokenizer = hb.load_model(tmp_path / "out")
     windows = [Window(tuple(ids), 1) for ids in token_sequences(tokenizer, other, 64, 2)]
     measured = compare(model, dense, windows)

@@ -207,9 +207,15 @@ def completed(path: Path, out: Path) -> tuple[Path, Any] | None:
     if any(n % HEAD for n in (hidden, heads, few)) or heads % few or not 0 < layers <= 4:
         return None
     model = dense_model(
-        "llama", hidden_size=hidden, intermediate_size=sizes.get("inner", 128), num_hidden_layers=layers, head_dim=HEAD,
-        num_attention_heads=heads // HEAD, num_key_value_heads=few // HEAD, vocab_size=max(96, sizes.get("vocabulary", 96)),
-    )  # fmt: skip
+        "llama",
+        hidden_size=hidden,
+        intermediate_size=sizes.get("inner", 128),
+        num_hidden_layers=layers,
+        head_dim=HEAD,
+        num_attention_heads=heads // HEAD,
+        num_key_value_heads=few // HEAD,
+        vocab_size=max(96, sizes.get("vocabulary", 96)),
+    )
     if sizes.get("vocabulary", 96) != 96:
         return None
     _write(path, files[0], model, want, out)

@@ -61,9 +61,13 @@ def number(x) -> Fraction | float:
 def table(element: str, bits: int) -> tuple[Fraction | float, ...]:
     """Values of all codes."""
     ml = {
-        "e2m1": ml_dtypes.float4_e2m1fn, "e2m3": ml_dtypes.float6_e2m3fn, "e3m2": ml_dtypes.float6_e3m2fn,
-        "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "e8m0": ml_dtypes.float8_e8m0fnu,
-    }  # fmt: skip
+        "e2m1": ml_dtypes.float4_e2m1fn,
+        "e2m3": ml_dtypes.float6_e2m3fn,
+        "e3m2": ml_dtypes.float6_e3m2fn,
+        "e4m3": ml_dtypes.float8_e4m3fn,
+        "e5m2": ml_dtypes.float8_e5m2,
+        "e8m0": ml_dtypes.float8_e8m0fnu,
+    }
     codes = range(1 << bits)
     if element in ml:
         return tuple(number(v) for v in np.arange(1 << bits, dtype=np.uint8).view(ml[element]).astype(np.float64))

@@ -65,10 +65,18 @@ def delta(hidden: int, **changes: Any) -> dict[str, Any]:
     layer.
     """
     head = hidden // 4
-    return UNTIED | {
-        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": head, "linear_value_head_dim": head,
-        "layer_types": ["linear_attention", "full_attention"], "partial_rotary_factor": 0.25,
-    } | changes  # fmt: skip
+    return (
+        UNTIED
+        | {
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": head,
+            "linear_value_head_dim": head,
+            "layer_types": ["linear_attention", "full_attention"],
+            "partial_rotary_factor": 0.25,
+        }
+        | changes
+    )
 
 
 def delta_keys(hidden: int) -> list[tuple[str, str, Any]]:
@@ -76,25 +84,47 @@ def delta_keys(hidden: int) -> list[tuple[str, str, Any]]:
 
 
 DELTA_EXPERTS = {
-    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64,
-    "mlp_only_layers": [], "decoder_sparse_step": 1, "norm_topk_prob": True,
-}  # fmt: skip
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": True,
+}
 DELTA_EXPERT_KEYS = [
-    *EXPERT_KEYS, ("expert_feed_forward_length", "uint32", 32), ("expert_shared_feed_forward_length", "uint32", 64),
-]  # fmt: skip
+    *EXPERT_KEYS,
+    ("expert_feed_forward_length", "uint32", 32),
+    ("expert_shared_feed_forward_length", "uint32", 64),
+]
 MAMBA_2 = {
-    "mamba_n_heads": 8, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_n_groups": 2, "mamba_expand": 2, "mamba_conv_bias": True,
-}  # fmt: skip
+    "mamba_n_heads": 8,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_n_groups": 2,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+}
 HYBRID_KV = [("attention.head_count_kv", "array[int32]", [0, KV])]
 
 
 def latent(hidden: int, **changes: Any) -> dict[str, Any]:
     """Latent attention of a width, with experts after a dense layer."""
     head = hidden // 4
-    return UNTIED | SIGMOID | {
-        "num_key_value_heads": HEADS, "q_lora_rank": hidden, "kv_lora_rank": hidden, "qk_rope_head_dim": head // 2,
-        "qk_nope_head_dim": head, "v_head_dim": head, "num_nextn_predict_layers": 0,
-    } | changes  # fmt: skip
+    return (
+        UNTIED
+        | SIGMOID
+        | {
+            "num_key_value_heads": HEADS,
+            "q_lora_rank": hidden,
+            "kv_lora_rank": hidden,
+            "qk_rope_head_dim": head // 2,
+            "qk_nope_head_dim": head,
+            "v_head_dim": head,
+            "num_nextn_predict_layers": 0,
+        }
+        | changes
+    )
 
 
 def latent_keys(hidden: int) -> list[tuple[str, str, Any]]:
@@ -176,7 +206,7 @@ def gemma3n(hidden: int) -> Family:
     ropes = {
         "full_attention": {"rope_type": "default", "rope_theta": 5e4},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    }  # fmt: skip
+    }
     config = TIED | {
         "num_hidden_layers": layers, "layer_types": kinds, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 256,
         "vocab_size_per_layer_input": VOCABULARY, "laurel_rank": 64, "sliding_window": 4, "rope_parameters": ropes,
@@ -266,10 +296,11 @@ ROUTED_KEYS = [
 def kinds(local: list[int]) -> dict[str, Any]:
     """A window of four tokens in the marked layers; the first layer is dense."""
     return {
-        "num_hidden_layers": len(local), "sliding_window": 4,
+        "num_hidden_layers": len(local),
+        "sliding_window": 4,
         "layer_types": ["sliding_attention" if flag else "full_attention" for flag in local],
         "mlp_layer_types": ["dense"] + ["sparse"] * (len(local) - 1),
-    }  # fmt: skip
+    }
 
 
 def kind_keys(local: list[int]) -> list[tuple[str, str, Any]]:
@@ -282,10 +313,20 @@ def kind_keys(local: list[int]) -> list[tuple[str, str, Any]]:
 def cohere2moe(hidden: int, norm: str) -> Family:
     """Four layers, the first of them global; the shared expert is averaged with the others."""
     dense, width = (96, 32) if hidden == 64 else (hidden, hidden)
-    config = TIED | ROUTED | kinds([0, 1, 1, 1]) | {
-        "logit_scale": 0.25, "expert_selection_fn": "sigmoid", "norm_topk_prob": True, "num_shared_experts": 1,
-        "intermediate_size": width, "prefix_dense_intermediate_size": dense, "prefix_dense_sliding_window_pattern": 1,
-    }  # fmt: skip
+    config = (
+        TIED
+        | ROUTED
+        | kinds([0, 1, 1, 1])
+        | {
+            "logit_scale": 0.25,
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": True,
+            "num_shared_experts": 1,
+            "intermediate_size": width,
+            "prefix_dense_intermediate_size": dense,
+            "prefix_dense_sliding_window_pattern": 1,
+        }
+    )
     config |= {"rms_norm_eps": None} if norm == "layer" else {}
     keys = [k for k in ROUTED_KEYS if k[0] != "expert_weights_scale"] + kind_keys([0, 1, 1, 1])
     keys += [("logit_scale", "float32", 0.25), ("expert_shared_count", "uint32", 1)]
@@ -298,10 +339,18 @@ def laguna(hidden: int, gating: str, rope: dict[str, Any]) -> Family:
         "full_attention": rope | {"rope_theta": 5e4, "partial_rotary_factor": 0.5},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
     }
-    config = UNTIED | ROUTED | kinds([0, 1, 1, 1]) | {
-        "gating": gating, "shared_expert_intermediate_size": 32, "moe_routed_scaling_factor": 1.5, "rope_parameters": ropes,
-        "num_attention_heads_per_layer": [HEADS, 2 * HEADS, 2 * HEADS, 2 * HEADS],
-    }  # fmt: skip
+    config = (
+        UNTIED
+        | ROUTED
+        | kinds([0, 1, 1, 1])
+        | {
+            "gating": gating,
+            "shared_expert_intermediate_size": 32,
+            "moe_routed_scaling_factor": 1.5,
+            "rope_parameters": ropes,
+            "num_attention_heads_per_layer": [HEADS, 2 * HEADS, 2 * HEADS, 2 * HEADS],
+        }
+    )
     return config, [
         *ROUTED_KEYS, *kind_keys([0, 1, 1, 1]), *(YARN_KEYS if rope is YARN else []), ("rope.freq_base_swa", "float32", 1e4),
         ("attention.head_count", "array[int32]", config["num_attention_heads_per_layer"]),
@@ -318,10 +367,19 @@ def mimo2(hidden: int) -> Family:
         name: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": 0.5}
         for name, base in (("full_attention", 5e4), ("sliding_attention", 1e4))
     }
-    config = UNTIED | SIGMOID | kinds(local) | {
-        "sliding_window": 65, "routed_scaling_factor": 1.0, "v_head_dim": size // 2, "attention_value_scale": 0.7,
-        "num_key_value_heads": 1, "rope_parameters": ropes,
-    }  # fmt: skip
+    config = (
+        UNTIED
+        | SIGMOID
+        | kinds(local)
+        | {
+            "sliding_window": 65,
+            "routed_scaling_factor": 1.0,
+            "v_head_dim": size // 2,
+            "attention_value_scale": 0.7,
+            "num_key_value_heads": 1,
+            "rope_parameters": ropes,
+        }
+    )
     for name in ("first_k_dense_replace", "n_shared_experts", "use_qk_norm"):
         del config[name]
     keys = [

@@ -143,9 +143,11 @@ class _Handler(BaseHTTPRequestHandler):
         tag = hashlib.sha256(data).hexdigest()
         if hub.redirects and name.endswith(WEIGHTS) and not path.startswith("/cdn/"):
             headers = {
-                "Location": f"http://localhost:{hub.url.rpartition(':')[2]}/cdn{path}", "X-Repo-Commit": COMMIT,
-                "X-Linked-Etag": f'"{tag}"', "X-Linked-Size": str(len(data)),
-            }  # fmt: skip
+                "Location": f"http://localhost:{hub.url.rpartition(':')[2]}/cdn{path}",
+                "X-Repo-Commit": COMMIT,
+                "X-Linked-Etag": f'"{tag}"',
+                "X-Linked-Size": str(len(data)),
+            }
             return self._reply(302, b"", headers)
         return self._file(name, data, tag)
 

@@ -100,8 +100,9 @@ def softmax_routing(scores: torch.Tensor, jitter_eps: float, training: bool, top
 
 
 LLAMA_CPP_FUNCTIONS = (
-    (modeling_gemma3n.Gemma3nTextMLP, "_gaussian_topk", sparse), (modeling_phimoe, "sparsemixer", softmax_routing),
-)  # fmt: skip
+    (modeling_gemma3n.Gemma3nTextMLP, "_gaussian_topk", sparse),
+    (modeling_phimoe, "sparsemixer", softmax_routing),
+)
 """Where llama.cpp computes something else than the model's authors: (owner, name, function)."""
 
 

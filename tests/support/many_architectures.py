@@ -36,8 +36,13 @@ SIZES: dict[str, Any] = {
 _LATENT = {"num_key_value_heads": 4}
 _HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 _CONVOLUTION = {"layer_types": ["conv", "full_attention"]}
-_SPARSE = _HYBRID | {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
-                     "indexer_compress_ratio": 2}  # fmt: skip
+_SPARSE = _HYBRID | {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 2,
+}
 _ROPE = {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("full_attention", "sliding_attention")}
 CHANGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
@@ -118,9 +123,11 @@ QUICK = (
 """Those of them that differ in what is filled; `make test` runs these, `make test-slow` all."""
 
 REFUSED = {
-    "emu3": "no causal language model of this emu3_text_model", "inkling_text": "gate.global_scale: unknown",
-    "inkling2_loop_text": "transformers converts these tensors", "mllama": "no causal language model of this mllama_text_model",
-}  # fmt: skip
+    "emu3": "no causal language model of this emu3_text_model",
+    "inkling_text": "gate.global_scale: unknown",
+    "inkling2_loop_text": "transformers converts these tensors",
+    "mllama": "no causal language model of this mllama_text_model",
+}
 """Model type -> a part of the sentence that refuses it."""
 
 NOT_COMPARED = {
@@ -131,7 +138,7 @@ NOT_COMPARED = {
     "gemma4_unified_assistant": "reads the keys and values of another model",
     "musicgen": "its causal model is built from the configuration of its decoder alone",
     "musicgen_melody": "its causal model is built from the configuration of its decoder alone",
-}  # fmt: skip
+}
 """Model type -> why transformers runs no model of it on token ids alone."""
 
 DRAWN_AGAIN = ("youtu",)

@@ -59,9 +59,17 @@ def apply_gate(kind: str, h: np.ndarray, error: np.ndarray, interleaved: bool) -
 
 
 def experts(
-    x: np.ndarray, up: QTensor, down: QTensor, index: np.ndarray, share: np.ndarray, *, gate: str = "swiglu",
-    interleaved: bool = False, gate_up_bias: np.ndarray | None = None, down_bias: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    x: np.ndarray,
+    up: QTensor,
+    down: QTensor,
+    index: np.ndarray,
+    share: np.ndarray,
+    *,
+    gate: str = "swiglu",
+    interleaved: bool = False,
+    gate_up_bias: np.ndarray | None = None,
+    down_bias: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
     """Exact Σ_t share · down_e(act(up_e x)) in float64, and the bound of an element's error but for
     its last rounding.
     """

@@ -62,9 +62,11 @@ def _arguments(kernel: Kernel) -> list[object]:
     }  # fmt: skip
     numbers = [(rows | strides)[i] for i in kernel.ints]
     return [
-        *(arrays[b.name] for b in kernel.inputs), *numbers, *(np.ones(1, np.float32) for _ in kernel.floats),
+        *(arrays[b.name] for b in kernel.inputs),
+        *numbers,
+        *(np.ones(1, np.float32) for _ in kernel.floats),
         *(arrays[b.name] for b in kernel.outputs),
-    ]  # fmt: skip
+    ]
 
 
 def table() -> str:

@@ -19,10 +19,13 @@ NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfl
 TILED = ("single-stage", "double-buffered", "striped")
 FUSED = ("fused plain", "fused wide")
 MAKERS = {
-    "single-stage": kernels.gemm_single_stage, "double-buffered": kernels.gemm_double_buffered, "striped": kernels.gemm_striped,
-    "fused plain": kernels.gemm_fused, "fused wide": lambda f, t: kernels.gemm_fused(f, t, "wide"),
+    "single-stage": kernels.gemm_single_stage,
+    "double-buffered": kernels.gemm_double_buffered,
+    "striped": kernels.gemm_striped,
+    "fused plain": kernels.gemm_fused,
+    "fused wide": lambda f, t: kernels.gemm_fused(f, t, "wide"),
     "matvec": kernels.matvec,
-}  # fmt: skip
+}
 
 
 def product(schedule, x, q, bias=None, flush=True):

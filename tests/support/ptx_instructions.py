@@ -190,8 +190,9 @@ class Instructions:
     def do_popc(self, rest, o, text):
         if rest != ["b32"]:
             raise NotImplementedError(text)
-        return self.elementwise(lambda a: np.unpackbits(a.view(np.uint8).reshape(-1, 4), axis=1).sum(1, dtype=np.uint32),
-                                TYPES["u32"], o[0], o[1:])  # fmt: skip
+        return self.elementwise(
+            lambda a: np.unpackbits(a.view(np.uint8).reshape(-1, 4), axis=1).sum(1, dtype=np.uint32), TYPES["u32"], o[0], o[1:]
+        )
 
     def do_bfi(self, rest, o, text):
         dtype = TYPES[rest[-1]]

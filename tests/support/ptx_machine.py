@@ -128,8 +128,14 @@ class Machine(Instructions):
         tid = np.tile(np.arange(threads, dtype=np.uint32), len(blocks))
         index = [np.repeat(np.array(b, np.uint32), threads) for b in zip(*blocks, strict=True)]
         zero = np.zeros(self.size, np.uint32)
-        self.special = {"%tid.x": tid, "%tid.y": zero, "%tid.z": zero, "%ntid.x": zero + np.uint32(threads),
-                        "%laneid": tid % np.uint32(32), "%warpid": tid // np.uint32(32)}  # fmt: skip
+        self.special = {
+            "%tid.x": tid,
+            "%tid.y": zero,
+            "%tid.z": zero,
+            "%ntid.x": zero + np.uint32(threads),
+            "%laneid": tid % np.uint32(32),
+            "%warpid": tid // np.uint32(32),
+        }
         for axis, i, n in zip("xyz", index, grid, strict=True):
             self.special[f"%ctaid.{axis}"], self.special[f"%nctaid.{axis}"] = i, zero + np.uint32(n)
         self.block = np.arange(self.size) // threads

@@ -102,9 +102,12 @@ def test_torchao_mx(word, mode, seed, dtype):
     import torch
 
     element = {
-        "mxfp4": torch.float4_e2m1fn_x2, "mxfp6_e2m3": "fp6_e2m3", "mxfp6_e3m2": "fp6_e3m2",
-        "mxfp8_e4m3": torch.float8_e4m3fn, "mxfp8_e5m2": torch.float8_e5m2,
-    }[word]  # fmt: skip
+        "mxfp4": torch.float4_e2m1fn_x2,
+        "mxfp6_e2m3": "fp6_e2m3",
+        "mxfp6_e3m2": "fp6_e3m2",
+        "mxfp8_e4m3": torch.float8_e4m3fn,
+        "mxfp8_e5m2": torch.float8_e5m2,
+    }[word]
     x = weights(seed, dtype)
     scales, data = to_mx(tensor(x), element, 32, ScaleCalculationMode[mode.upper()])
     q = quantize(x, word, "torchao" if mode == "floor" else f"torchao-{mode}")

@@ -149,9 +149,13 @@ BYTES = with_original("compressed-tensors", pattern="^(int8|fp8|mx|nv)")
 def test_compressed_tensors_bytes(path):
     case = read_case(path)
     word = {
-        "int8": "int8:channel", "fp8": "fp8_e4m3", "nvfp4": "nvfp4",
-        "mxfp4": "mxfp4", "mxfp6": "mxfp6_e2m3", "mxfp8": "mxfp8_e4m3",
-    }[path.stem.partition("_")[0]]  # fmt: skip
+        "int8": "int8:channel",
+        "fp8": "fp8_e4m3",
+        "nvfp4": "nvfp4",
+        "mxfp4": "mxfp4",
+        "mxfp6": "mxfp6_e2m3",
+        "mxfp8": "mxfp8_e4m3",
+    }[path.stem.partition("_")[0]]
     q = quantize(original(case), word, "compressed-tensors")
     if word == "int8:channel":
         np.testing.assert_array_equal(codes_of(q).astype(int) - 128, case.tensors["weight"])
@@ -215,8 +219,12 @@ def test_torchao_mx(path):
     case = read_case(path)
     _, element, mode, _ = path.stem.split("_")
     word = {
-        "fp4": "mxfp4", "fp6e2m3": "mxfp6_e2m3", "fp6e3m2": "mxfp6_e3m2", "fp8e4m3": "mxfp8_e4m3", "fp8e5m2": "mxfp8_e5m2",
-    }[element]  # fmt: skip
+        "fp4": "mxfp4",
+        "fp6e2m3": "mxfp6_e2m3",
+        "fp6e3m2": "mxfp6_e3m2",
+        "fp8e4m3": "mxfp8_e4m3",
+        "fp8e5m2": "mxfp8_e5m2",
+    }[element]
     q = quantize(original(case), word, "torchao" if mode == "floor" else f"torchao-{mode}")
     same_bits(q.parts["codes"] if word == "mxfp4" else codes_of(q), case.tensors["weight_qdata"])  # fp6: one code a byte
     same_bits(q.parts["scales"], case.tensors["weight_scale"])

@@ -74,10 +74,12 @@ def test_rows_of_a_stack_are_each_experts(codec, rows):
     q = quantize(x, codec, **({"axis": 0} if codec == "hqq4:g64" else {}))
     index = {"all": slice(None), "even": slice(0, None, 2), "second": slice(3, None)}[rows]
     dense = q.dequantize("float64")
-    np.testing.assert_array_equal(RowView([Source(q, rows=rows)]).read(0, 18 if rows == "all" else 9),
-                                  dense[:, index].reshape(-1, 64))  # fmt: skip
-    np.testing.assert_array_equal(RowView([Source(x, rows=rows)]).read(0, 18 if rows == "all" else 9),
-                                  x[:, index].reshape(-1, 64))  # fmt: skip
+    np.testing.assert_array_equal(
+        RowView([Source(q, rows=rows)]).read(0, 18 if rows == "all" else 9), dense[:, index].reshape(-1, 64)
+    )
+    np.testing.assert_array_equal(
+        RowView([Source(x, rows=rows)]).read(0, 18 if rows == "all" else 9), x[:, index].reshape(-1, 64)
+    )
     np.testing.assert_array_equal(RowView([Source(x, expert=1)]).read(0, 6), x[1])
 
 

@@ -47,8 +47,11 @@ def modules() -> dict[str, nn.Module]:
     """One of each kind, of matrices as small as their formats allow."""
     bias = torch.randn(33, generator=torch.Generator().manual_seed(1))
     stacks = {"gate_up_proj": weight("int4", (4, 128, 256)), "down_proj": weight("int4", (4, 256, 64), 1)}
-    apart_ = {"gate_proj": [weight("nvfp4", (64, 256), s) for s in range(4)], "up_proj": weight("mxfp4", (4, 64, 256)),
-              "down_proj": weight("int4", (4, 256, 64), 1)}  # fmt: skip
+    apart_ = {
+        "gate_proj": [weight("nvfp4", (64, 256), s) for s in range(4)],
+        "up_proj": weight("mxfp4", (4, 64, 256)),
+        "down_proj": weight("int4", (4, 256, 64), 1),
+    }
     biases = {"gate_up_proj": torch.randn(4, 128), "down_proj": torch.randn(4, 256)}
     return {
         "linear": QLinear(weight(), bias),

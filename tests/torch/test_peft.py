@@ -68,9 +68,10 @@ def test_gradients_are_the_dense_models(tmp_path, arch, producer):
 
     packed.save_pretrained(tmp_path / "adapter")
     again = PeftModel.from_pretrained(
-        load_model(tmp_path / "in")[0], tmp_path / "adapter",
+        load_model(tmp_path / "in")[0],
+        tmp_path / "adapter",
         config=with_packed_layers(LoraConfig.from_pretrained(tmp_path / "adapter")),
-    )  # fmt: skip
+    )
     wanted = logits(packed, ids())
     assert torch.equal(logits(again, ids()), wanted)
 
@@ -212,9 +213,10 @@ def test_gradients_of_experts_are_the_dense_models(tmp_path, arch, producer):
 
     packed.save_pretrained(tmp_path / "adapter")
     again = PeftModel.from_pretrained(
-        load_model(tmp_path / "in")[0], tmp_path / "adapter",
+        load_model(tmp_path / "in")[0],
+        tmp_path / "adapter",
         config=with_packed_layers(LoraConfig.from_pretrained(tmp_path / "adapter")),
-    )  # fmt: skip
+    )
     assert torch.equal(logits(again, ids()), logits(packed, ids()))
     wanted = logits(packed, ids())
     merged = merge_dense(again)

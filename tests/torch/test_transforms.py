@@ -169,9 +169,12 @@ def test_tensors_that_look_plain():
 
 
 BAD = {
-    "sparse": lambda x: x.to_sparse(), "csr": lambda x: x.to_sparse_csr(), "nested": lambda x: torch.nested.nested_tensor([x, x]),
-    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "mkldnn": lambda x: x.to_mkldnn(),
-}  # fmt: skip
+    "sparse": lambda x: x.to_sparse(),
+    "csr": lambda x: x.to_sparse_csr(),
+    "nested": lambda x: torch.nested.nested_tensor([x, x]),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "mkldnn": lambda x: x.to_mkldnn(),
+}
 
 
 @pytest.mark.parametrize("kind", BAD)

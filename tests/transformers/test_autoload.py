@@ -38,9 +38,12 @@ def run(code, folder, *arguments):
     (installed / "entry_points.txt").write_text("[torch.backends]\n" + text.partition("\n")[0].replace('"', ""))
     path = os.pathsep.join([str(folder / "site"), str(ROOT / "src")])
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], env={**os.environ, "PYTHONPATH": path}, capture_output=True,
-        text=True, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done
 
@@ -118,8 +121,10 @@ model_registry = Registry()
 
 
 REGISTRIES = {
-    REGISTRY: "halfbyte.evaluation.lm_harness:HalfbyteLM", "": None, REGISTRY + "model_registry['halfbyte'] = 'theirs'": "theirs",
-}  # fmt: skip
+    REGISTRY: "halfbyte.evaluation.lm_harness:HalfbyteLM",
+    "": None,
+    REGISTRY + "model_registry['halfbyte'] = 'theirs'": "theirs",
+}
 ENTRY_POINTS = "torch._import_device_backends()"
 """What torch does at the end of its import, and in these forks on either side of the harness."""
 

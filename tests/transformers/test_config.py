@@ -69,9 +69,13 @@ def test_numbers_are_compared_with_the_tensors(tmp_path, changes, said):
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("changes", [
-    {"num_local_experts": 2**31}, {"num_experts_per_tok": -2},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_local_experts": 2**31},
+        {"num_experts_per_tok": -2},
+    ],
+)
 def test_numbers_of_experts(tmp_path, changes):
     write_tiny(tmp_path, "mixtral", "gptq")
     change(tmp_path, **changes)

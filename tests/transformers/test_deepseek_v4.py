@@ -108,9 +108,13 @@ def release(tmp_path_factory) -> tuple[Path, Any]:
     save_file({key: np.ascontiguousarray(t) for key, t in tensors.items()}, folder / "model.safetensors")
     own = {k: v for k, v in model.config.to_dict().items() if k not in ("dtype", "_name_or_path")}
     quantization = {
-        "quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128],
-        "activation_scheme": "dynamic", "expert_dtype": "fp4",
-    }  # fmt: skip
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "scale_fmt": "ue8m0",
+        "weight_block_size": [128, 128],
+        "activation_scheme": "dynamic",
+        "expert_dtype": "fp4",
+    }
     (folder / "config.json").write_text(json.dumps({**own, "quantization_config": quantization}, default=str))
     return folder, model
 

@@ -377,9 +377,13 @@ def test_case_43_a_gguf_model_loads_in_its_packed_size_and_one_tensor(tmp_path):
     """
     size, feed, heads, layers, vocabulary = 2048, 8192, 16, 2, 48
     numbers = {
-        "context_length": 256, "embedding_length": size, "block_count": layers, "feed_forward_length": feed,
-        "attention.head_count": heads, "attention.head_count_kv": heads,
-    }  # fmt: skip
+        "context_length": 256,
+        "embedding_length": size,
+        "block_count": layers,
+        "feed_forward_length": feed,
+        "attention.head_count": heads,
+        "attention.head_count_kv": heads,
+    }
     pairs = [
         ("general.architecture", "string", "llama"), *((f"llama.{k}", "uint32", v) for k, v in numbers.items()),
         ("llama.attention.layer_norm_rms_epsilon", "float32", 1e-5), ("llama.rope.freq_base", "float32", 1e4),

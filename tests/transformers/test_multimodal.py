@@ -29,9 +29,14 @@ TOWER = {
     "projector_input_dim": 32, "projector_output_dim": 32, "vision_output_dim": 32, "num_position_embeddings": 16,
 }  # fmt: skip
 TEXT = {
-    "qwen3_5": {"layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 4, "linear_num_key_heads": 2,
-                "linear_key_head_dim": 16, "linear_value_head_dim": 16},
-}  # fmt: skip
+    "qwen3_5": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+}
 WHOLE = ("gemma3", "mistral3", "qwen3_vl")
 ALONE = ("llama4", "qwen3_5")
 
@@ -112,10 +117,14 @@ def test_an_unknown_tensor_beside_a_tower_is_still_refused(tmp_path):
 def test_gemma3n_whose_towers_need_a_package_is_loaded_as_text(tmp_path):
     """Gemma 3n's vision tower needs timm; its language model does not."""
     text = {k: v for k, v in SIZES.items() if hasattr(AutoConfig.for_model("gemma3n").get_text_config(), k)} | {
-        "num_hidden_layers": 4, "num_kv_shared_layers": 1, "laurel_rank": 8, "hidden_size_per_layer_input": 16,
-        "vocab_size_per_layer_input": 96, "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 1,
+        "laurel_rank": 8,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 96,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
         "activation_sparsity_pattern": [0.0] * 4,
-    }  # fmt: skip
+    }
     config = AutoConfig.for_model("gemma3n_text", **text)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -128,8 +137,12 @@ def test_gemma3n_whose_towers_need_a_package_is_loaded_as_text(tmp_path):
     named |= {"model.vision_tower.timm_model.conv_stem.conv.weight": torch.ones(4, 3, 3, 3)}
     save_file(named, file, {"format": "pt"})
     settings = json.loads((tmp_path / "in" / "config.json").read_text())
-    whole = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "text_config": settings,
-             "vision_config": {"model_type": "gemma3n_vision"}}  # fmt: skip
+    whole = {
+        "architectures": ["Gemma3nForConditionalGeneration"],
+        "model_type": "gemma3n",
+        "text_config": settings,
+        "vision_config": {"model_type": "gemma3n_vision"},
+    }
     (tmp_path / "in" / "config.json").write_text(json.dumps(whole))
     folder = pack(tmp_path)
     with pytest.warns(RuntimeWarning, match=r"without its other towers, which need timm|is the language model alone"):

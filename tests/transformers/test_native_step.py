@@ -200,9 +200,13 @@ def normal(seed, *shape):
 @each_set
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    group=st.integers(1, 9), kv_heads=st.integers(1, 3), d=st.sampled_from([2, 6, 16, 40, 64, 80, 256]),
-    count=st.integers(1, 200), before=st.integers(0, 5), seed=st.integers(0, 99),
-)  # fmt: skip
+    group=st.integers(1, 9),
+    kv_heads=st.integers(1, 3),
+    d=st.sampled_from([2, 6, 16, 40, 64, 80, 256]),
+    count=st.integers(1, 200),
+    before=st.integers(0, 5),
+    seed=st.integers(0, 99),
+)
 def test_attention(instruction_set, group, kv_heads, d, count, before, seed):  # noqa: F811
     """softmax(scale q · keysᵀ) · values, the new token's key and value put behind those there were."""
     heads, scale, room = group * kv_heads, d**-0.5, before + count + 3

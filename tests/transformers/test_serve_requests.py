@@ -169,9 +169,7 @@ def test_a_prompt_and_its_answer_fit_the_context(characters, wanted, message):
 
 def test_a_batch_is_sampled_alike():
     """Transformers' batching would sample each request as the first, without stop strings."""
-    middleware = RequestCheck(
-        answer, name="m", count=len, context=64, max_prompt=64, hosts=None, batching=True
-    )  # fmt: skip
+    middleware = RequestCheck(answer, name="m", count=len, context=64, max_prompt=64, hosts=None, batching=True)
 
     def ask(**fields) -> None:
         middleware.check(COMPLETIONS, json.dumps({"prompt": "a", **fields}).encode())

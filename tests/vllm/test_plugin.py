@@ -37,21 +37,54 @@ TAKEN = ("gptq3", "ct-nvfp4", "ct-mxfp4", "modelopt", "bitsandbytes", "hqq", "to
 """What vLLM 0.32 alone refuses on a CPU (torchao: where that package is not installed)."""
 
 NO_CPU_KERNEL = {
-    "gptq8": Producer("gptq", "int8:g32", {"scale_dtype": "float16"},
-                      {"quant_method": "gptq", "bits": 8, "group_size": 32, "sym": True, "desc_act": False}),
-    "ct-int8": Producer("compressed-tensors", "int8:g32", {"scale_dtype": "bfloat16"},
-                        {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
-                         "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
-                             "num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}}}}),
-    "ct-fp8": Producer("compressed-tensors", "fp8_e4m3:channel", {},
-                       {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
-                        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
-                            "num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}}}}),
-    "mxfp8": Producer("modelopt", "mxfp8_e4m3", {},
-                      {"quant_method": "modelopt", "quant_algo": "MXFP8", "group_size": 32, "ignore": ["lm_head"]}),
-    "fp8-dynamic": Producer("fp8", "fp8_e4m3:g32", {"rows": 32}, {
-        "quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic"}),
-}  # fmt: skip
+    "gptq8": Producer(
+        "gptq",
+        "int8:g32",
+        {"scale_dtype": "float16"},
+        {"quant_method": "gptq", "bits": 8, "group_size": 32, "sym": True, "desc_act": False},
+    ),
+    "ct-int8": Producer(
+        "compressed-tensors",
+        "int8:g32",
+        {"scale_dtype": "bfloat16"},
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32},
+                }
+            },
+        },
+    ),
+    "ct-fp8": Producer(
+        "compressed-tensors",
+        "fp8_e4m3:channel",
+        {},
+        {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"},
+                }
+            },
+        },
+    ),
+    "mxfp8": Producer(
+        "modelopt", "mxfp8_e4m3", {}, {"quant_method": "modelopt", "quant_algo": "MXFP8", "group_size": 32, "ignore": ["lm_head"]}
+    ),
+    "fp8-dynamic": Producer(
+        "fp8",
+        "fp8_e4m3:g32",
+        {"rows": 32},
+        {"quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic"},
+    ),
+}
 """Configurations that vLLM's classes accept and for which it has no kernel on any CPU."""
 
 pytestmark = pytest.mark.ecosystem("vllm")
@@ -83,9 +116,14 @@ def write(folder: Any, arch: str, producer: str | Producer, **options: Any) -> A
 
     if arch == "gpt_oss":
         options["rope_parameters"] = {
-            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 2.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
             "original_max_position_embeddings": 32,
-        }  # fmt: skip
+        }
     return write_tiny(folder, arch, producer, change_config=named, head_dim=32, **options)
 
 
@@ -312,15 +350,21 @@ def test_the_server_finds_the_plug_in_by_itself(tmp_path, arch, producer):
         *(["--quantization", "halfbyte"] if producer == "mlx" else []),
     ]  # fmt: skip
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(installed)]), "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-    }  # fmt: skip
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(installed)]),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    }
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
     try:
         body = {
-            "model": "tiny", "prompt": IDS, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
+            "model": "tiny",
+            "prompt": IDS,
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
             "prompt_logprobs": 0,
-        }  # fmt: skip
+        }
         reply = _post(f"http://127.0.0.1:{port}/v1/completions", body, server, tmp_path / "log")
     finally:
         server.terminate()

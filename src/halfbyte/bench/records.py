@@ -48,10 +48,13 @@ def peers_of(record: Record, records: Sequence[Record]) -> list[Record]:
     """
     same = ("m", "n", "k", "kind")
     return [
-        r for r in records
-        if r["record"] == "time" and r["peer"] != "halfbyte" and all(r[key] == record[key] for key in same)
+        r
+        for r in records
+        if r["record"] == "time"
+        and r["peer"] != "halfbyte"
+        and all(r[key] == record[key] for key in same)
         and abs(r["bits"] / record["bits"] - 1) <= SAME_BITS
-    ]  # fmt: skip
+    ]
 
 
 def with_ratios(records: Sequence[Record]) -> list[Record]:

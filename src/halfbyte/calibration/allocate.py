@@ -78,12 +78,25 @@ def allocate(
     if layout in ONE_FORMAT:
         raise LayoutError(f"[quantize] {layout} has one format for all its weights, so a budget has nothing to choose; name it")
     found = sensitivities(
-        checkpoint, layout, text, method, codecs=codecs, context=context, sequences=sequences, device=device,
-        from_packed=from_packed, seed=seed, progress=progress,
-    )  # fmt: skip
+        checkpoint,
+        layout,
+        text,
+        method,
+        codecs=codecs,
+        context=context,
+        sequences=sequences,
+        device=device,
+        from_packed=from_packed,
+        seed=seed,
+        progress=progress,
+    )
     facts: dict[str, Any] = {
-        "method": method, "calibration": Path(text).name, "tokens": found.tokens, "tokens_sha256": found.digest, "seed": seed,
-    }  # fmt: skip
+        "method": method,
+        "calibration": Path(text).name,
+        "tokens": found.tokens,
+        "tokens_sha256": found.digest,
+        "seed": seed,
+    }
     files = 1 if size is None else 1 + 2 * size // max_shard_size
     overhead = overhead_of(checkpoint, layout, [m for u in found.units for m in u.modules], files)
     if max_kl is None:
@@ -129,9 +142,16 @@ class _Trial:
     """Quantizes a model by a recipe and measures it on the calibration text."""
 
     def __init__(
-        self, checkpoint: Checkpoint, text: str | Path, method: str, context: int, sequences: int, device: str,
-        from_packed: bool, folder: str | Path | None,
-    ) -> None:  # fmt: skip
+        self,
+        checkpoint: Checkpoint,
+        text: str | Path,
+        method: str,
+        context: int,
+        sequences: int,
+        device: str,
+        from_packed: bool,
+        folder: str | Path | None,
+    ) -> None:
         self.checkpoint, self.text, self.method, self.from_packed = checkpoint, text, method, from_packed
         self.context, self.sequences, self.device, self.folder = context, sequences, device, folder
         self.dense, tokenizer = load_model(checkpoint.path)
@@ -145,9 +165,15 @@ class _Trial:
                 quantize_checkpoint(self.checkpoint, out, recipe, "rtn", from_packed=self.from_packed)
             else:
                 found = calibrate(
-                    self.checkpoint, recipe, self.text, self.method, context=self.context, sequences=self.sequences,
-                    device=self.device, from_packed=self.from_packed,
-                )  # fmt: skip
+                    self.checkpoint,
+                    recipe,
+                    self.text,
+                    self.method,
+                    context=self.context,
+                    sequences=self.sequences,
+                    device=self.device,
+                    from_packed=self.from_packed,
+                )
                 quantize_checkpoint(
                     self.checkpoint, out, recipe, found.rounder, replaced=found.replaced, from_packed=self.from_packed
                 )

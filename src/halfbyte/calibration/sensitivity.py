@@ -277,9 +277,12 @@ class _Passes:
                 scale = float(mass.sum() / mass[rows].sum()) * self.tokens / len(x) / 2
                 values = table_rows(self.checkpoint, self._table_key(head), rows.cpu().numpy())
                 measured.add(
-                    module, values, lambda d: scale * float((w * (x @ d.T).square()).sum(dtype=torch.float64)),
-                    InputRounder("rtn" if measured.method == "rtn" else "mse"), None,
-                )  # fmt: skip
+                    module,
+                    values,
+                    lambda d: scale * float((w * (x @ d.T).square()).sum(dtype=torch.float64)),
+                    InputRounder("rtn" if measured.method == "rtn" else "mse"),
+                    None,
+                )
         handle.remove()
 
     def backward(self, measured: _Measured, progress: Progress | None) -> None:
@@ -360,10 +363,12 @@ class _Passes:
         factor = float(share.sum() / share[chosen].sum().clamp(min=1e-30)) / 2
         few = gradients[:, chosen]
         measured.add(
-            module, values[chosen.numpy()],
+            module,
+            values[chosen.numpy()],
             lambda d: factor * float((few * d).sum(2).square().sum(dtype=torch.float64)),
-            InputRounder("rtn" if measured.method == "rtn" else "mse"), None,
-        )  # fmt: skip
+            InputRounder("rtn" if measured.method == "rtn" else "mse"),
+            None,
+        )
 
     def _table_key(self, module: nn.Module | None) -> str | None:
         """The key of an embedding's or head's weight; the embedding's for a tied head."""

@@ -118,9 +118,11 @@ class Spool:
         save(self.folder / _layer(number), {**done.weights, **done.replaced})
         save(self.folder / _hidden(number), {str(i): h.float().cpu().numpy() for i, h in enumerate(hidden)})
         line = {
-            "nbytes": self._size(_layer(number)), "hidden_nbytes": self._size(_hidden(number)), "notes": done.notes,
+            "nbytes": self._size(_layer(number)),
+            "hidden_nbytes": self._size(_hidden(number)),
+            "notes": done.notes,
             "uncalibrated": done.uncalibrated,
-        }  # fmt: skip
+        }
         self._journal.append(line)
         self._lines.append(line)
         (self.folder / _hidden(number - 1)).unlink(missing_ok=True)

@@ -252,9 +252,16 @@ class _Calibration:
             self._run_all(layer, given, arguments, inputs.sequence_done)
         if self.method == "awq":
             Scaling(
-                self.checkpoint, self.source, layer, prefix, inputs, matrices, wanted, self._done,
+                self.checkpoint,
+                self.source,
+                layer,
+                prefix,
+                inputs,
+                matrices,
+                wanted,
+                self._done,
                 lambda: run_layer(layer, hidden[0], arguments),
-            ).scale()  # fmt: skip
+            ).scale()
         rounded = self._round_all([m for m in matrices if m.key in wanted], inputs, wanted)
         if self._learning is not None and self._learning.steps and rounded:
             weights = [weight for _, weight in rounded]
@@ -300,9 +307,14 @@ class _Calibration:
         """The layers' results with scales trained for the whole model (`distill`)."""
         found = [self._packed_of(number, done) for number, done in enumerate(layers)]
         training = Distillation(
-            self.source, lambda layer, number: [m for m in self._matrices(layer, number) if self._wanted(m.key) is not None],
-            [[q for _, q in layer] for layer in found], ids, inputs, targets, arguments,
-        )  # fmt: skip
+            self.source,
+            lambda layer, number: [m for m in self._matrices(layer, number) if self._wanted(m.key) is not None],
+            [[q for _, q in layer] for layer in found],
+            ids,
+            inputs,
+            targets,
+            arguments,
+        )
         out = []
         for done, layer, trained in zip(layers, found, training.train(learning.distill, learning.seed), strict=True):
             self._done = LayerResult({}, done.replaced, done.notes, done.uncalibrated)

@@ -89,9 +89,12 @@ FAMILIES: dict[str, Family] = {
 """`model_type` -> family."""
 
 _FUSED = {
-    "self_attn.q_proj": "self_attn.qkv_proj", "self_attn.k_proj": "self_attn.qkv_proj", "self_attn.v_proj": "self_attn.qkv_proj",
-    "mlp.gate_proj": "mlp.gate_up_proj", "mlp.up_proj": "mlp.gate_up_proj",
-}  # fmt: skip
+    "self_attn.q_proj": "self_attn.qkv_proj",
+    "self_attn.k_proj": "self_attn.qkv_proj",
+    "self_attn.v_proj": "self_attn.qkv_proj",
+    "mlp.gate_proj": "mlp.gate_up_proj",
+    "mlp.up_proj": "mlp.gate_up_proj",
+}
 _ROUTERS = {"mlp.gate": ("block_sparse_moe.gate",), "mlp.router": ("mlp.gate",)}
 
 GGUF_FAMILIES: dict[str, tuple[str, ...]] = {
@@ -207,9 +210,13 @@ def _expert_bias(at: str, name: str, count: int, size: int | None, tensors: int)
 
 
 GGUF_KEYS = {
-    "block_count": "integer", "context_length": "integer", "embedding_length": "integer", "attention.head_count": "integer",
-    "feed_forward_length": "integer", "attention.layer_norm_rms_epsilon": "float",
-}  # fmt: skip
+    "block_count": "integer",
+    "context_length": "integer",
+    "embedding_length": "integer",
+    "attention.head_count": "integer",
+    "feed_forward_length": "integer",
+    "attention.layer_norm_rms_epsilon": "float",
+}
 """Keys, after the architecture, without which no program runs a model of `GGUF_FAMILIES`, and their
 types; a count may be an array, one for each layer.
 """

@@ -51,9 +51,14 @@ READS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Engine -> `Checkpoint.format` of what some version of it reads."""
 TARGETS = {
-    "vllm": "compressed-tensors", "vllm-cpu": "compressed-tensors", "sglang": "compressed-tensors",
-    "transformers": "compressed-tensors", "llama.cpp": "gguf", "mlx": "mlx", "gptqmodel": "gptq",
-}  # fmt: skip
+    "vllm": "compressed-tensors",
+    "vllm-cpu": "compressed-tensors",
+    "sglang": "compressed-tensors",
+    "transformers": "compressed-tensors",
+    "llama.cpp": "gguf",
+    "mlx": "mlx",
+    "gptqmodel": "gptq",
+}
 """Engine -> the target that it reads in most versions."""
 BUILDS = {"vllm-cpu": "vllm"}
 """A build for other devices -> the engine whose rules it has besides its own."""
@@ -544,9 +549,11 @@ def _one_scale_inv(f: Facts) -> bool:
     """One scale for a matrix under the name that block scales have."""
     shards = getattr(f.checkpoint, "shards", None)
     return (
-        f.info is not None and shards is not None and not f.config.get("weight_block_size")
+        f.info is not None
+        and shards is not None
+        and not f.config.get("weight_block_size")
         and f"{f.info.key}.weight_scale_inv" in shards
-    )  # fmt: skip
+    )
 
 
 def _skipped_by_part(f: Facts) -> bool:

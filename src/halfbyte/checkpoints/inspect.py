@@ -124,9 +124,13 @@ def checkpoint_record(checkpoint: Checkpoint, sums: Totals) -> dict[str, Any]:
 def finding_record(finding: Finding) -> dict[str, Any]:
     """One finding as plain values, with its fix."""
     return {
-        "record": "finding", "severity": finding.severity, "code": finding.code, "key": finding.key, "message": finding.message,
+        "record": "finding",
+        "severity": finding.severity,
+        "code": finding.code,
+        "key": finding.key,
+        "message": finding.message,
         "fix": fix_for(finding.code),
-    }  # fmt: skip
+    }
 
 
 def records(checkpoint: Checkpoint, findings: Iterable[Finding]) -> Iterator[dict[str, Any]]:

@@ -39,10 +39,12 @@ SHOWN = 6
 """Problems that an error message lists."""
 
 ACTIVATION_SCALES: dict[str, str] = {
-    "input_scale": "scale of the activations", "input_scale_2": "scale of the activations' scales",
-    "input_global_scale": "scale of the activations", "input_zero_point": "zero point of the activations",
+    "input_scale": "scale of the activations",
+    "input_scale_2": "scale of the activations' scales",
+    "input_global_scale": "scale of the activations",
+    "input_zero_point": "zero point of the activations",
     "activation_scale": "scale of the activations",
-}  # fmt: skip
+}
 """Tensors that quantize the activations of a packed module; a dense module has no use for them."""
 AUXILIARY_NAMES: dict[str, str] = ACTIVATION_SCALES | {
     "output_scale": "scale of the activations", "output_zero_point": "zero point of the activations",
@@ -57,8 +59,13 @@ AUXILIARY_NAMES: dict[str, str] = ACTIVATION_SCALES | {
 values.
 """
 INTEGER_BUFFERS = (
-    "position_ids", "num_batches_tracked", "token_type_ids", "relative_position_index", "cache_position", "tid2eid",
-)  # fmt: skip
+    "position_ids",
+    "num_batches_tracked",
+    "token_type_ids",
+    "relative_position_index",
+    "cache_position",
+    "tid2eid",
+)
 """Last segments of integer tensors that are indices of the model's own (`tid2eid`: the experts of a
 token); only of 32- or 64-bit integers.
 """
@@ -98,9 +105,14 @@ class Entry:
     def record(self) -> dict[str, Any]:
         """As plain values."""
         return {
-            "record": "ledger", "subject": self.subject, "name": self.name, "status": self.status, "owner": self.owner,
-            "part": self.part, "why": self.why,
-        }  # fmt: skip
+            "record": "ledger",
+            "subject": self.subject,
+            "name": self.name,
+            "status": self.status,
+            "owner": self.owner,
+            "part": self.part,
+            "why": self.why,
+        }
 
     def __str__(self) -> str:
         kind = "config key " if self.subject == "key" else ""

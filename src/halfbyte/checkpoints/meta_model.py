@@ -109,9 +109,10 @@ def _parameters(config: str, most: int) -> dict[str, Shape] | str:
             tied = getattr(made.get_text_config(), "tie_word_embeddings", False)
             parameters = stored(model, dict(model.named_parameters(remove_duplicate=False)))
             return {
-                name.removesuffix(".weight"): tuple(p.shape) for name, p in parameters.items()
+                name.removesuffix(".weight"): tuple(p.shape)
+                for name, p in parameters.items()
                 if not (tied and name.startswith("lm_head"))
-            }  # fmt: skip
+            }
     return "builds no language model of its config.json"
 
 

@@ -66,9 +66,18 @@ def convert(
             warn_of_missing_tokenizer(checkpoint, out)
         try:
             done = convert_checkpoint(
-                checkpoint, out, to, lossy=lossy, plan=plan, like=other, scale_dtype=scale_dtype, workers=workers,
-                max_shard_size=limit, overwrite=force, progress=report,
-            )  # fmt: skip
+                checkpoint,
+                out,
+                to,
+                lossy=lossy,
+                plan=plan,
+                like=other,
+                scale_dtype=scale_dtype,
+                workers=workers,
+                max_shard_size=limit,
+                overwrite=force,
+                progress=report,
+            )
         except LossyError as error:
             complain(str(error))
             target = f"--to {error.instead}" if error.instead else f"--to {to} --lossy"
@@ -104,9 +113,11 @@ def _print(done: Converted, plan: bool, source: Path) -> None:
 
 
 _CHECKS = {
-    "exact": "keep their values by rule", "exact-if": "by what was checked on these bits",
-    "equal": "decode to the same numbers in the target's arithmetic", "lossy": "were rounded again, with the errors above",
-}  # fmt: skip
+    "exact": "keep their values by rule",
+    "exact-if": "by what was checked on these bits",
+    "equal": "decode to the same numbers in the target's arithmetic",
+    "lossy": "were rounded again, with the errors above",
+}
 
 
 def _checked(counts: dict[str, int], source: Path, out: Path) -> str:

@@ -137,9 +137,15 @@ def text_model(
         path = checkpoint.path
         start = time.perf_counter()
         native = native_engine(
-            checkpoint, command, engine,
-            activations=activations, backend=backend, device=device, dtype=dtype, prompts=prompts,
-        )  # fmt: skip
+            checkpoint,
+            command,
+            engine,
+            activations=activations,
+            backend=backend,
+            device=device,
+            dtype=dtype,
+            prompts=prompts,
+        )
         if native is not None:
             from ..generation.native_tokenizer import NativeTokenizer, templated_tokenizer
 
@@ -158,9 +164,14 @@ def text_model(
     import_model_code(path, config_of(config))
     start = time.perf_counter()
     model, tokenizer = load_model(
-        path, activations=activations, backend=backend, device=device, dtype=dtype, config=config_of(config),
+        path,
+        activations=activations,
+        backend=backend,
+        device=device,
+        dtype=dtype,
+        config=config_of(config),
         allow_unknown=allow_unknown or (),
-    )  # fmt: skip
+    )
     if tokenizer is None:
         raise UnsupportedError(f"[{command}] {path} has no tokenizer; put its tokenizer.json beside the weights")
     return TextModel(path, model, tokenizer, model_size(model), "transformers", time.perf_counter() - start)

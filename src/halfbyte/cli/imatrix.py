@@ -38,15 +38,26 @@ def imatrix(
         checkpoint.check("imatrix")
         check_importance_path(checkpoint.path, out, force)
         matrix = collect_importance(
-            checkpoint, text, context=context, sequences=sequences, device=device, progress=report,
-        )  # fmt: skip
+            checkpoint,
+            text,
+            context=context,
+            sequences=sequences,
+            device=device,
+            progress=report,
+        )
     write_importance(out, matrix)
     unseen = sorted(name for name, entry in matrix.entries.items() if not (entry.counts > 0).all())
     if json:
-        print_json({
-            "record": "imatrix", "path": str(out), "entries": len(matrix.entries), "chunks": matrix.chunks,
-            "chunk_size": matrix.chunk_size, "without_tokens": unseen,
-        })  # fmt: skip
+        print_json(
+            {
+                "record": "imatrix",
+                "path": str(out),
+                "entries": len(matrix.entries),
+                "chunks": matrix.chunks,
+                "chunk_size": matrix.chunk_size,
+                "without_tokens": unseen,
+            }
+        )
         return 0
     print(f"{printable(str(out))}: {plural(len(matrix.entries), 'weight')}, {matrix.chunks} x {matrix.chunk_size} tokens")
     if unseen:

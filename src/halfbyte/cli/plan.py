@@ -49,8 +49,16 @@ def plan(
     limit = memory_limit() if where == "cpu" and memory is None else None
     below = limit is None or made.total - made.overhead <= limit.left
     if json:
-        print_json({"record": "plan", **asdict(made), "total": made.total, "fits": made.fits, "remedies": remedies,
-                    "memory_limit": None if limit is None else limit._asdict()})  # fmt: skip
+        print_json(
+            {
+                "record": "plan",
+                **asdict(made),
+                "total": made.total,
+                "fits": made.fits,
+                "remedies": remedies,
+                "memory_limit": None if limit is None else limit._asdict(),
+            }
+        )
         return int(made.fits is False or not below)
     print(printable(f"{path}: {context:,} tokens, batch {batch}, {made.dtype} on {made.device}"))
     rows: list[tuple[str, int]] = [

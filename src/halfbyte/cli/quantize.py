@@ -185,11 +185,22 @@ def quantize(
             check_output(checkpoint.path, out, goal, force, plan)
             with progress("measuring") as report:
                 allocation = allocate(
-                    checkpoint, to, calibration, bits=bits, size=most, max_kl=max_kl, method=method,
+                    checkpoint,
+                    to,
+                    calibration,
+                    bits=bits,
+                    size=most,
+                    max_kl=max_kl,
+                    method=method,
                     codecs=tuple(codecs.split(",")) if codecs else (),
-                    context=context, sequences=sequences, device=device, from_packed=from_packed,
-                    folder=out.expanduser().absolute().parent, max_shard_size=limit, progress=report,
-                )  # fmt: skip
+                    context=context,
+                    sequences=sequences,
+                    device=device,
+                    from_packed=from_packed,
+                    folder=out.expanduser().absolute().parent,
+                    max_shard_size=limit,
+                    progress=report,
+                )
             clock.lap("seconds_allocating")
             recipe = allocation.recipe
             if save_recipe is not None:
@@ -208,9 +219,19 @@ def quantize(
             layers = stack.enter_context(Spool(out))
             with progress("calibrating") as report:
                 found = calibrate(
-                    checkpoint, recipe, calibration, method, context=context, sequences=sequences, act_order=act_order,
-                    device=device, from_packed=from_packed, learning=LearningOptions(**learning), spool=layers, progress=report,
-                )  # fmt: skip
+                    checkpoint,
+                    recipe,
+                    calibration,
+                    method,
+                    context=context,
+                    sequences=sequences,
+                    act_order=act_order,
+                    device=device,
+                    from_packed=from_packed,
+                    learning=LearningOptions(**learning),
+                    spool=layers,
+                    progress=report,
+                )
             rounder, replaced, notes, named = found.rounder, found.replaced, found.notes, found.name
             walked = {"layers": found.layers, "layers_resumed": found.resumed}
         clock.lap("seconds_calibrating")
@@ -220,9 +241,19 @@ def quantize(
             rounder, named = weighted, f"mse under {digest_of(imatrix)}"
         with progress("planning" if plan else "quantizing", in_bytes=True) as report:
             done = quantize_checkpoint(
-                checkpoint, out, recipe, rounder, replaced=replaced, from_packed=from_packed, plan=plan, workers=workers,
-                max_shard_size=limit, overwrite=force, progress=report, named=named,
-            )  # fmt: skip
+                checkpoint,
+                out,
+                recipe,
+                rounder,
+                replaced=replaced,
+                from_packed=from_packed,
+                plan=plan,
+                workers=workers,
+                max_shard_size=limit,
+                overwrite=force,
+                progress=report,
+                named=named,
+            )
     clock.lap("seconds_writing")
     if most is not None and not plan and (written := _weight_bytes(done)) > most:
         raise FormatError(f"[quantize] {out} has {written:,} bytes, more than --size allows; give a smaller size")
@@ -230,9 +261,13 @@ def quantize(
     if report_page is not None:
         text = report_text or calibration
         run: dict[str, Any] = {
-            "source": str(path), "target": str(done.goal), "method": method, "calibration": calibration and calibration.name,
-            "importance_matrix": imatrix and imatrix.name, "measured_on": text and text.name,
-        }  # fmt: skip
+            "source": str(path),
+            "target": str(done.goal),
+            "method": method,
+            "calibration": calibration and calibration.name,
+            "importance_matrix": imatrix and imatrix.name,
+            "measured_on": text and text.name,
+        }
         page = _report(source, done, recipe, allocation, text, report_text is None, context, sequences, clock, run)
         replace_text(report_page, page)
     for note in done.notes:
@@ -266,19 +301,31 @@ class _Clock:
 
 
 def _report(
-    path: Path, done: Converted, recipe: Recipe, allocation: Allocation | None, text: Path | None, same_text: bool, context: int,
-    sequences: int, clock: _Clock, run: dict[str, Any],
-) -> str:  # fmt: skip
+    path: Path,
+    done: Converted,
+    recipe: Recipe,
+    allocation: Allocation | None,
+    text: Path | None,
+    same_text: bool,
+    context: int,
+    sequences: int,
+    clock: _Clock,
+    run: dict[str, Any],
+) -> str:
     """The page of what was written."""
     from ..checkpoints import open as open_checkpoint
     from ..reports.quantization import Dense, Quantized, quantization
 
     with open_checkpoint(path) as source, open_checkpoint(done.path) as result:
         found = Quantized(
-            done.path.name, sum(i.nbytes for i in source.infos()), list(result.infos()), done.records,
+            done.path.name,
+            sum(i.nbytes for i in source.infos()),
+            list(result.infos()),
+            done.records,
             [Dense(i.key, _why_dense(i.key, recipe, done)) for i in result.infos() if not i.quantized and len(i.shape) > 1],
-            allocation=allocation, same_text=same_text,
-        )  # fmt: skip
+            allocation=allocation,
+            same_text=same_text,
+        )
     if text is not None:
         found.comparison, found.unmeasured = _compared(path, done.path, text, context, sequences)
         clock.lap("seconds_measuring")

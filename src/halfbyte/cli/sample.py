@@ -41,9 +41,15 @@ def sample(
     if out.suffix != ".txt":
         raise CheckpointError(f"[sample] {out}: a text is one file named *.txt")
     loaded = text_model(
-        path, "sample", engine, activations=activations, backend=backend, device=device, config=config,
+        path,
+        "sample",
+        engine,
+        activations=activations,
+        backend=backend,
+        device=device,
+        config=config,
         allow_unknown=allow_unknown,
-    )  # fmt: skip
+    )
     texts = []
     with progress("drawing") as report:
         for text in own_text(loaded.model, loaded.tokenizer, sequences=sequences, tokens=tokens, seed=seed):

@@ -79,10 +79,15 @@ def _hashes(model: str | None, json: bool) -> int:
         if json:
             print_json(
                 {
-                    "record": "hash", "of": of, "activations": activations, "instruction_set": core.current(),
-                    "threads": core.threads(), "sha256": sha256, "expected": expected,
+                    "record": "hash",
+                    "of": of,
+                    "activations": activations,
+                    "instruction_set": core.current(),
+                    "threads": core.threads(),
+                    "sha256": sha256,
+                    "expected": expected,
                 }
-            )  # fmt: skip
+            )
         else:
             print(f"{of}, {activations}, {core.current()}, {plural(core.threads(), 'thread')}: {sha256}  {verdict}".rstrip())
     return int(any(expected not in (None, sha256) for _, _, sha256, expected in found))

@@ -49,9 +49,22 @@ def serve(
     template = None if chat_template is None else template_named(chat_template, "serve")[0]
     local = ("localhost", "127.0.0.1", "::1")
     hosts = None if host in ("0.0.0.0", "::", "") else (*local, host)
-    app = server(path, name=name, cors=cors, hosts=hosts, max_prompt=max_prompt, chat_template=template, batching=batching,
-                 cache_tokens=cache_tokens, activations=activations, backend=backend, device=device, dtype=dtype,
-                 config=config_of(config), allow_unknown=allow_unknown or ())  # fmt: skip
+    app = server(
+        path,
+        name=name,
+        cors=cors,
+        hosts=hosts,
+        max_prompt=max_prompt,
+        chat_template=template,
+        batching=batching,
+        cache_tokens=cache_tokens,
+        activations=activations,
+        backend=backend,
+        device=device,
+        dtype=dtype,
+        config=config_of(config),
+        allow_unknown=allow_unknown or (),
+    )
     if app.state.chatml:
         complain("note: the tokenizer has no chat template; ChatML is used, which the model may not have been made for")
     import uvicorn

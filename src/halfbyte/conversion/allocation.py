@@ -173,9 +173,13 @@ class Allocation:
     def summary(self) -> dict[str, Any]:
         """Budget and result, as plain values."""
         return {
-            "to": self.to, "bits_per_weight": self.bits, "bytes": self.nbytes, "estimated_kl": self.kl, "bound": self.bound,
+            "to": self.to,
+            "bits_per_weight": self.bits,
+            "bytes": self.nbytes,
+            "estimated_kl": self.kl,
+            "bound": self.bound,
             **self.facts,
-        }  # fmt: skip
+        }
 
     def save(self, path: str | Path) -> Path:
         """Write the recipe file."""
@@ -185,9 +189,11 @@ class Allocation:
             for u, c in zip(self.units, self.choices, strict=True)
         ]
         value = {
-            "halfbyte_recipe": 1, "to": self.to, "rules": list(self.rules),
+            "halfbyte_recipe": 1,
+            "to": self.to,
+            "rules": list(self.rules),
             "allocation": {**self.summary(), "tensors": tensors},
-        }  # fmt: skip
+        }
         replace_text(path, json.dumps(value, indent=1) + "\n")
         return path
 
@@ -272,9 +278,16 @@ def allocated(
     assert found is not None
     choices = tuple(u.choices[i] for u, i in zip(units, found.choices, strict=True))
     return Allocation(
-        layout, tuple(units), choices, tuple(kept), found.value, found.bound, found.cost, overhead,
+        layout,
+        tuple(units),
+        choices,
+        tuple(kept),
+        found.value,
+        found.bound,
+        found.cost,
+        overhead,
         {"budget_bytes": budget, **(facts or {})},
-    )  # fmt: skip
+    )
 
 
 def _solved(units: Sequence[Unit], budget: int) -> Solution | None:

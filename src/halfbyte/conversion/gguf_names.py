@@ -197,8 +197,14 @@ def _rows_of(weight: Weight, piece: Piece) -> Weight:
         return q if index is None else take_rows(q, index)
     if piece.vector and weight.ndim == 1:
         weight = weight[:, None]
-    source = Source(weight if not piece.vector or weight.ndim < 2 or piece.expert is None else weight[..., None],
-                    piece.expert, piece.rows, piece.heads, piece.transposed, piece.add_one)  # fmt: skip
+    source = Source(
+        weight if not piece.vector or weight.ndim < 2 or piece.expert is None else weight[..., None],
+        piece.expert,
+        piece.rows,
+        piece.heads,
+        piece.transposed,
+        piece.add_one,
+    )
     return source.read(0, source.shape[0], None, "exact")
 
 

@@ -90,9 +90,11 @@ def _steps(cost: list[Any], value: list[Any], kept: list[Any]) -> _Steps:
     found.sort(key=lambda s: (s[0], s[1], s[3]))
     columns = list(zip(*found, strict=True)) if found else [(), (), (), (), ()]
     return _Steps(
-        np.array(columns[1], np.int64), np.array(columns[2], np.int64), np.array(columns[3], np.int64),
+        np.array(columns[1], np.int64),
+        np.array(columns[2], np.int64),
+        np.array(columns[3], np.int64),
         np.array(columns[4], np.float64),
-    )  # fmt: skip
+    )
 
 
 def _slope(cost: Any, value: Any, a: int, b: int) -> float:

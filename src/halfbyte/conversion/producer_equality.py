@@ -21,9 +21,14 @@ from .outcome import Checks, MisfitError
 from .regroup import Regrouping
 
 NATIVE = {
-    "compressed-tensors": "bfloat16", "mlx": "bfloat16", "modelopt": "bfloat16", "gguf": "float32", "autogptq": "float16",
-    "gptqmodel": "float16", "autoawq": "float16",
-}  # fmt: skip
+    "compressed-tensors": "bfloat16",
+    "mlx": "bfloat16",
+    "modelopt": "bfloat16",
+    "gguf": "float32",
+    "autogptq": "float16",
+    "gptqmodel": "float16",
+    "autoawq": "float16",
+}
 """Producer -> dtype in which its decoder runs."""
 NEIGHBOURS = (0, 1, -1, 2, -2, 3, -3)
 """Units in the last place tried around the rounded tensor scale, nearest first."""

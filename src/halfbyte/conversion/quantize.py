@@ -220,10 +220,18 @@ def quantize_checkpoint(
         )
     word = method if isinstance(method, str) else named or repr(method)
     result = write_checkpoint(
-        checkpoint, Path(out).expanduser(), recipe.goal,
-        lossy=True, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
-        progress=progress, rounding=how, method=[word, *([recipe.mix] if recipe.mix else []), *(r.text for r in recipe.rules)],
-    )  # fmt: skip
+        checkpoint,
+        Path(out).expanduser(),
+        recipe.goal,
+        lossy=True,
+        plan=plan,
+        workers=workers,
+        limit=max_shard_size,
+        overwrite=overwrite,
+        progress=progress,
+        rounding=how,
+        method=[word, *([recipe.mix] if recipe.mix else []), *(r.text for r in recipe.rules)],
+    )
     result.notes += [f"{module}: {why}" for module, why in sorted(how.fallen_back.items())]
     if isinstance(method, ImportanceRounder) and (without := sorted(set(method.without))):
         result.notes.append(

@@ -25,6 +25,7 @@ def source_identity(checkpoint: Checkpoint) -> dict[str, Any]:
     stats = [(str(f), f.stat()) for f in source_files(checkpoint)]
     config = json.dumps(checkpoint.config, sort_keys=True, default=str)
     return {
-        "source": str(checkpoint.path.resolve()), "files": [[f, s.st_size, s.st_mtime_ns] for f, s in stats],
+        "source": str(checkpoint.path.resolve()),
+        "files": [[f, s.st_size, s.st_mtime_ns] for f, s in stats],
         "config": hashlib.sha256(config.encode("utf-8", "surrogatepass")).hexdigest(),
-    }  # fmt: skip
+    }

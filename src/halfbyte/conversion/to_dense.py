@@ -378,9 +378,10 @@ class _Walk:
     def note(self, tensors: list[Output]) -> dict[str, Any]:
         """What a resumed run must know of tensors that were written."""
         return {
-            "nbytes": sum(t.nbytes for t in tensors), "key": tensors[-1].info.key if tensors else "",
+            "nbytes": sum(t.nbytes for t in tensors),
+            "key": tensors[-1].info.key if tensors else "",
             "nonfinite": {t.name: n for t in tensors if (n := self.result.nonfinite.get(t.name))},
-        }  # fmt: skip
+        }
 
     def resume(self, note: dict[str, Any]) -> None:
         """Count tensors that an earlier run had written."""

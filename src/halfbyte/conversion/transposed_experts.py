@@ -61,9 +61,10 @@ class TransposedExperts(View):
 def stacks_of(checkpoint: Checkpoint) -> list[str]:
     """Dense stacks of experts that transformers stores as parameters, not as weights of modules."""
     return [
-        i.key for i in checkpoint.infos()
+        i.key
+        for i in checkpoint.infos()
         if STACK.fullmatch(i.key) and not i.quantized and len(i.shape) == 3 and i.dtype in DTYPES
-    ]  # fmt: skip
+    ]
 
 
 def with_transposed_experts(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
@@ -82,7 +83,8 @@ def reason_kept_dense(checkpoint: Checkpoint, recipe: Recipe) -> str:
     if not keys or (is_gpt_oss(checkpoint) and recipe.goal.layout in HOLDERS):
         return ""
     why = (
-        f"{recipe.goal.layout} stores no stacks of gpt-oss; {' and '.join(HOLDERS)} do" if is_gpt_oss(checkpoint)
+        f"{recipe.goal.layout} stores no stacks of gpt-oss; {' and '.join(HOLDERS)} do"
+        if is_gpt_oss(checkpoint)
         else "which of their axes are inputs is known of gpt-oss's only"
-    )  # fmt: skip
+    )
     return f"{len(keys)} stacks of experts are kept dense ({keys[0]}, ...): {why}"

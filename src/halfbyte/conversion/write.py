@@ -83,10 +83,16 @@ def convert_checkpoint(
         if goal.layout == "mlx" and not isinstance(checkpoint, ModelView | GGUFCheckpoint):
             checkpoint = MLXExperts(checkpoint)
     return write_checkpoint(
-        checkpoint, Path(out).expanduser(), goal,
-        lossy=lossy, plan=plan, workers=workers, limit=max_shard_size, overwrite=overwrite,
+        checkpoint,
+        Path(out).expanduser(),
+        goal,
+        lossy=lossy,
+        plan=plan,
+        workers=workers,
+        limit=max_shard_size,
+        overwrite=overwrite,
         progress=progress,
-    )  # fmt: skip
+    )
 
 
 def write_checkpoint(

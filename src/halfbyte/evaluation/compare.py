@@ -183,6 +183,11 @@ def compare(model: Any, baseline: Any, windows: Sequence[Window], progress: Prog
     divergences = np.concatenate(kls)
     results = [drift.result(layer - 1) for layer, drift in enumerate(drifts)]
     return Comparison(
-        Perplexity.of(ours_losses), Perplexity.of(theirs_losses), same / len(divergences), divergences, results[0],
-        tuple(results[1:]), float(np.mean(pooled)),
-    )  # fmt: skip
+        Perplexity.of(ours_losses),
+        Perplexity.of(theirs_losses),
+        same / len(divergences),
+        divergences,
+        results[0],
+        tuple(results[1:]),
+        float(np.mean(pooled)),
+    )

@@ -111,9 +111,14 @@ def against_llama_cpp(
         progress(len(windows), len(windows), "")
     kl = np.concatenate(kls)
     return Against(
-        _first_difference(tokens_of(tokenizer, text)[0], _tokens(theirs, text)), Perplexity.of(ours_losses),
-        Perplexity.of(theirs_losses), same / len(kl), kl, GREEDY, _common(_greedy_ours(model, start), _greedy(theirs, start)),
-    )  # fmt: skip
+        _first_difference(tokens_of(tokenizer, text)[0], _tokens(theirs, text)),
+        Perplexity.of(ours_losses),
+        Perplexity.of(theirs_losses),
+        same / len(kl),
+        kl,
+        GREEDY,
+        _common(_greedy_ours(model, start), _greedy(theirs, start)),
+    )
 
 
 def _logits(llama: Any, tokens: Sequence[int]) -> NDArray[np.float32]:

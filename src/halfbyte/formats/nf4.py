@@ -47,10 +47,14 @@ class NF4(Family):
     format_options = ("nested", "grouping", "scale_dtype")
     policies: ClassVar[dict[str, dict[str, Any]]] = {
         "bitsandbytes": {
-            "compute": "float32", "order": "reciprocal", "nearest": "sorted", "absmax": "unrounded", "nested_codes": "grid",
+            "compute": "float32",
+            "order": "reciprocal",
+            "nearest": "sorted",
+            "absmax": "unrounded",
+            "nested_codes": "grid",
         },
         "modelopt": {"compute": "input", "nearest": "difference", "absmax": "unrounded"},
-    }  # fmt: skip
+    }
     policy_codecs: ClassVar[dict[str, tuple[str, ...]]] = {"bitsandbytes": ("nf4", "bnb_fp4"), "modelopt": ("nf4_modelopt",)}
 
     def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:

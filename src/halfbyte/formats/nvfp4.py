@@ -89,22 +89,38 @@ class NVFP4(Family):
     policies: ClassVar[dict[str, dict[str, Any]]] = {
         "modelopt": {"compute": "float32", "zero_scale": 1.0, "zeros": "value"},
         "compressed-tensors": {
-            "global_scale": "divide", "compute": "input", "order": "inverse", "scale_floor": 0.0, "zero_scale": 0.125,
+            "global_scale": "divide",
+            "compute": "input",
+            "order": "inverse",
+            "scale_floor": 0.0,
+            "zero_scale": 0.125,
             "zeros": "value",
         },
         "torchao": {"compute": "float32", "order": "reciprocal", "scale_floor": 2.0**-6, "zero_scale": 2.0**-6},
         "torchao-one-level": {
-            "global_scale": "none", "compute": "float32", "order": "reciprocal", "scale_floor": 2.0**-6, "zero_scale": 2.0**-6,
+            "global_scale": "none",
+            "compute": "float32",
+            "order": "reciprocal",
+            "scale_floor": 2.0**-6,
+            "zero_scale": 2.0**-6,
         },
         "mlx": {
-            "global_scale": "none", "compute": "input", "order": "stepwise", "scale_floor": 0.0, "ties": "zero",
+            "global_scale": "none",
+            "compute": "input",
+            "order": "stepwise",
+            "scale_floor": 0.0,
+            "ties": "zero",
             "zeros": "drop",
         },
         "mlx-global": {
-            "global_scale": "amax", "compute": "input", "order": "stepwise", "scale_floor": 0.0, "ties": "zero",
+            "global_scale": "amax",
+            "compute": "input",
+            "order": "stepwise",
+            "scale_floor": 0.0,
+            "ties": "zero",
             "zeros": "drop",
         },
-    }  # fmt: skip
+    }
 
     def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
         only_options(codec, options, self.format_options)

@@ -33,9 +33,17 @@ class Chat:
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, system: str = "", max_tokens: int = 512, sampling: Sampling | None = None,
-        template: str | None = None, stop: Sequence[str] = (), stop_ids: set[int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        system: str = "",
+        max_tokens: int = 512,
+        sampling: Sampling | None = None,
+        template: str | None = None,
+        stop: Sequence[str] = (),
+        stop_ids: set[int] | None = None,
+    ) -> None:
         self.template, self.stop, self.stop_ids = template, tuple(stop), stop_ids
         if not template and not getattr(tokenizer, "chat_template", None):
             raise UnsupportedError(
@@ -58,9 +66,14 @@ class Chat:
         """
         self.messages.append({"role": "user", "content": text})
         self.last = Generation(
-            self.model, self.tokenizer, self.prompt(), max_tokens=self.max_tokens, sampling=self.sampling, stop=self.stop,
+            self.model,
+            self.tokenizer,
+            self.prompt(),
+            max_tokens=self.max_tokens,
+            sampling=self.sampling,
+            stop=self.stop,
             stop_ids=self.stop_ids,
-        )  # fmt: skip
+        )
         pieces: list[str] = []
         try:
             for piece in self.last:

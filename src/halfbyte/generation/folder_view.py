@@ -52,8 +52,12 @@ class FolderView(View):
         if found := impossible_number(source.config, len(infos), max((d for i in infos for d in i.shape), default=0)):
             raise CheckpointError(f"[generate] {source.path}: config.json has {found}")
         self.config = self._config(source.config)
-        biased = {module for option, modules in BIASES[self.config["model_type"]].items()
-                  if not option or source.config.get(option) for module in modules}  # fmt: skip
+        biased = {
+            module
+            for option, modules in BIASES[self.config["model_type"]].items()
+            if not option or source.config.get(option)
+            for module in modules
+        }
         wanted = {f"model.layers.{i}.{module}.bias" for i in range(self.config["num_hidden_layers"]) for module in biased}
         if missing := sorted(key for key in wanted if key not in source):
             raise CheckpointError(f"[generate] {source.path}: tensor {missing[0]!r} is missing; config.json states it")

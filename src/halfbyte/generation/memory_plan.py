@@ -131,10 +131,19 @@ class Planner:
         sizes = [self._nbytes(m, codec) for m in self.matrices]
         packed = sum(n for m, n in zip(self.matrices, sizes, strict=True) if self._format(m, codec) is not None)
         return Plan(
-            str(self.path), context, batch, self.device, self.dtype, packed, sum(sizes) - packed,
-            self._cache(context, batch), self._activations(context, batch), _loading(sizes) if self.device == "cpu" else 0,
-            self.overhead, device_memory,
-        )  # fmt: skip
+            str(self.path),
+            context,
+            batch,
+            self.device,
+            self.dtype,
+            packed,
+            sum(sizes) - packed,
+            self._cache(context, batch),
+            self._activations(context, batch),
+            _loading(sizes) if self.device == "cpu" else 0,
+            self.overhead,
+            device_memory,
+        )
 
     def remedies(self, plan: Plan) -> list[str]:
         """What would make a plan fit that does not, a sentence each."""

@@ -41,14 +41,21 @@ F32 = NDArray[np.float32]
 GATED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 """Model types that are computed here."""
 PROJECTIONS = {
-    "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
-    "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
-}  # fmt: skip
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
 NORMS = {"before": "input_layernorm", "before_mlp": "post_attention_layernorm"}
 GEMMA_NORMS = {
-    "before": "input_layernorm", "after": "post_attention_layernorm", "before_mlp": "pre_feedforward_layernorm",
+    "before": "input_layernorm",
+    "after": "post_attention_layernorm",
+    "before_mlp": "pre_feedforward_layernorm",
     "after_mlp": "post_feedforward_layernorm",
-}  # fmt: skip
+}
 HEAD_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 """Part of a layer -> its module in transformers' model."""
 NORMED_HEADS = ("qwen3", "gemma3_text")
@@ -233,9 +240,11 @@ class NativeSession:
         self._written, self._room = 0, min(cache.reserve(1) for cache in self._caches)
         tables = [r.table(self.positions, self._room) for r in self.model.rotations]
         self._operations.bind(
-            [cache.keys for cache in self._caches], [cache.values for cache in self._caches],
-            [cosines for cosines, _ in tables], [sines for _, sines in tables],
-        )  # fmt: skip
+            [cache.keys for cache in self._caches],
+            [cache.values for cache in self._caches],
+            [cosines for cosines, _ in tables],
+            [sines for _, sines in tables],
+        )
 
     def _leave_tables(self) -> None:
         """A prompt may move the caches: the next single token binds them again."""
@@ -451,10 +460,16 @@ class NativeReader:
         head = table if config["tie_word_embeddings"] else self.table("lm_head")
         layers = tuple(self.layer(i, kind) for i, kind in enumerate(self.kinds))
         return NativeModel(
-            config["max_position_embeddings"], table, math.sqrt(config["hidden_size"]) if self.gemma else 1.0, layers,
-            self.norm("model.norm"), head, tuple(self.rotations.values()), self.activations,
+            config["max_position_embeddings"],
+            table,
+            math.sqrt(config["hidden_size"]) if self.gemma else 1.0,
+            layers,
+            self.norm("model.norm"),
+            head,
+            tuple(self.rotations.values()),
+            self.activations,
             Size(self.nbytes, self.weights),
-        )  # fmt: skip
+        )
 
     def ropes(self) -> dict[str, Rotation]:
         """Kind of layer -> its rotation; "" for all kinds."""
@@ -482,13 +497,24 @@ class NativeReader:
         products = {name: Product(weight.data.native, weight.shape[0], bias, mode) for name, (weight, bias) in weights.items()}
         ropes, d = list(self.rotations), config["head_dim"]
         parts = DecoderLayer(
-            q=products["q"], k=products["k"], v=products["v"], o=products["o"],
-            gate=products["gate"], up=products["up"], down=products["down"],
-            before=norms["before"], before_mlp=norms["before_mlp"], after=norms.get("after"), after_mlp=norms.get("after_mlp"),
-            q_norm=norms.get("q_norm"), k_norm=norms.get("k_norm"),
-            head_dim=d, scaling=(config["query_pre_attn_scalar"] if self.gemma else d) ** -0.5,
-            gate_function=self.gate_function, rotation=ropes.index(kind) if kind in ropes else 0,
-        )  # fmt: skip
+            q=products["q"],
+            k=products["k"],
+            v=products["v"],
+            o=products["o"],
+            gate=products["gate"],
+            up=products["up"],
+            down=products["down"],
+            before=norms["before"],
+            before_mlp=norms["before_mlp"],
+            after=norms.get("after"),
+            after_mlp=norms.get("after_mlp"),
+            q_norm=norms.get("q_norm"),
+            k_norm=norms.get("k_norm"),
+            head_dim=d,
+            scaling=(config["query_pre_attn_scalar"] if self.gemma else d) ** -0.5,
+            gate_function=self.gate_function,
+            rotation=ropes.index(kind) if kind in ropes else 0,
+        )
         window = config.get("sliding_window") if kind == "sliding_attention" or config["model_type"] == "mistral" else None
         return Layer(parts, weights, window)
 

@@ -60,9 +60,13 @@ def token_ids(tokenizer: Any, text: str, op: str, **options: Any) -> list[int]:
 
 
 def render(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, template: str | None = None,
-    tools: Sequence[Mapping[str, Any]] | None = None, thinking: bool | None = None,
-) -> list[int]:  # fmt: skip
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    template: str | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    thinking: bool | None = None,
+) -> list[int]:
     """Token ids of a conversation up to where the next reply begins, by the tokenizer's template in
     transformers' sandbox.
 

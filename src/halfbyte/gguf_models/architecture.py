@@ -148,9 +148,12 @@ def optional(key: str, name: str, kind: str, default: Any = None) -> Field:
 
 
 ATTENTION = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
-}  # fmt: skip
+}
 FUSED_QKV = {"attn_qkv": ("attn_q", "attn_k", "attn_v")}
 """`Architecture.splits` where the file has one projection and transformers three."""
 MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
@@ -158,13 +161,24 @@ LLAMA = ATTENTION | MLP | {"ffn_norm": "post_attention_layernorm"}
 SEED_OSS = ATTENTION | MLP | {"post_attention_norm": "post_attention_layernorm"}
 QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 HUNYUAN_NORM = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
-GEMMA2 = ATTENTION | MLP | {
-    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}  # fmt: skip
-POST_NORMS = ATTENTION | MLP | QK_NORM | {
-    "post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
-}  # fmt: skip
+GEMMA2 = (
+    ATTENTION
+    | MLP
+    | {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+)
+POST_NORMS = (
+    ATTENTION
+    | MLP
+    | QK_NORM
+    | {
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+)
 
 
 def routed(path: str, router: str) -> dict[str, str]:
@@ -183,24 +197,43 @@ BIASED_ROUTING = {"exp_probs_b": f"mlp.gate{PARAMETER}e_score_correction_bias"}
 GPT_OSS = SEED_OSS | routed("mlp.experts", "mlp.router") | {"attn_sinks": f"self_attn{PARAMETER}sinks"}
 FUSED_UP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 PHI3 = {
-    "attn_norm": "input_layernorm", "attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm", **FUSED_UP,
-}  # fmt: skip
-GLM4 = ATTENTION | FUSED_UP | {
-    "post_attention_norm": "post_self_attn_layernorm", "ffn_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_mlp_layernorm",
-}  # fmt: skip
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    **FUSED_UP,
+}
+GLM4 = (
+    ATTENTION
+    | FUSED_UP
+    | {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    }
+)
 PHI2 = ATTENTION | {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 STARCODER2 = LLAMA | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 GPT2 = {
-    "attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc",
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
-}  # fmt: skip
+}
 GPT2_TOP = {
-    "token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f", "output": "lm_head",
-}  # fmt: skip
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
 GPTNEOX = {
-    "attn_norm": "input_layernorm", "attn_qkv": "attention.query_key_value", "attn_output": "attention.dense",
-    "ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h",
-}  # fmt: skip
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "attention.query_key_value",
+    "attn_output": "attention.dense",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
 GPTNEOX_TOP = {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "lm_head"}

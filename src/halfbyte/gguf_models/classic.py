@@ -96,44 +96,77 @@ def _qwen(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 _FALCON = {
-    "attn_norm": "input_layernorm", "attn_qkv": "self_attention.query_key_value", "attn_output": "self_attention.dense",
-    "ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h",
-}  # fmt: skip
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
 _FALCON_TOP = {"token_embd": "transformer.word_embeddings", "output_norm": "transformer.ln_f", "output": "lm_head"}
 FALCON_40B = Architecture(
-    "falcon", _FALCON | {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}, top=_FALCON_TOP, layers="transformer.h",
-    eps=layer_eps("layer_norm_epsilon"), orders={"attn_qkv": _by_group}, computed=("head_dim",), extra=_falcon,
-)  # fmt: skip
+    "falcon",
+    _FALCON | {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"},
+    top=_FALCON_TOP,
+    layers="transformer.h",
+    eps=layer_eps("layer_norm_epsilon"),
+    orders={"attn_qkv": _by_group},
+    computed=("head_dim",),
+    extra=_falcon,
+)
 """What a file of architecture falcon with a norm for each branch becomes."""
 
 CLASSIC: dict[str, Architecture] = {
     "bloom": Architecture(
-        "bloom", _FALCON | {"ffn_norm": "post_attention_layernorm"},
-        top=_FALCON_TOP | {"token_embd_norm": "transformer.word_embeddings_layernorm"}, layers="transformer.h",
-        eps=layer_eps("layer_norm_epsilon"), fused_heads=True, extra=_bloom,
+        "bloom",
+        _FALCON | {"ffn_norm": "post_attention_layernorm"},
+        top=_FALCON_TOP | {"token_embd_norm": "transformer.word_embeddings_layernorm"},
+        layers="transformer.h",
+        eps=layer_eps("layer_norm_epsilon"),
+        fused_heads=True,
+        extra=_bloom,
     ),
     "chatglm": Architecture("glm", LLAMA | FUSED_UP, partial=True, splits=FUSED_QKV),
-    "codeshell": Architecture("starcoder2", STARCODER2, eps=layer_eps("norm_epsilon"), splits=FUSED_QKV,
+    "codeshell": Architecture(
+        "starcoder2",
+        STARCODER2,
+        eps=layer_eps("norm_epsilon"),
+        splits=FUSED_QKV,
         constants={"sliding_window": None},
     ),
     "falcon": replace(FALCON_40B, names=_FALCON),
     "jais2": Architecture("jais2", LLAMA, eps=layer_eps("layer_norm_eps")),
     "mpt": Architecture(
         "mpt",
-        {"attn_norm": "norm_1", "attn_qkv": "attn.Wqkv", "attn_output": "attn.out_proj", "ffn_norm": "norm_2",
-         "ffn_up": "ffn.up_proj", "ffn_down": "ffn.down_proj"},
+        {
+            "attn_norm": "norm_1",
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.out_proj",
+            "ffn_norm": "norm_2",
+            "ffn_up": "ffn.up_proj",
+            "ffn_down": "ffn.down_proj",
+        },
         top={"token_embd": "transformer.wte", "output_norm": "transformer.norm_f", "output": "lm_head"},
-        layers="transformer.blocks", eps=layer_eps("layer_norm_epsilon"), extra=_mpt,
+        layers="transformer.blocks",
+        eps=layer_eps("layer_norm_epsilon"),
+        extra=_mpt,
     ),
     "orion": Architecture(
-        "stablelm", LLAMA, eps=layer_eps("layer_norm_eps"), partial=True,
+        "stablelm",
+        LLAMA,
+        eps=layer_eps("layer_norm_eps"),
+        partial=True,
         constants={"use_qkv_bias": False, "qk_layernorm": False, "use_parallel_residual": False},
     ),
     "pangu-embedded": Architecture("llama", LLAMA),
     "qwen": Architecture("qwen2", LLAMA, splits=FUSED_QKV, extra=_qwen),
     "starcoder": Architecture(
-        "gpt_bigcode", GPT2, top=GPT2_TOP, layers="transformer.h", eps=layer_eps("layer_norm_epsilon"),
-        fields=(Field("feed_forward_length", "n_inner"),), extra=_starcoder,
+        "gpt_bigcode",
+        GPT2,
+        top=GPT2_TOP,
+        layers="transformer.h",
+        eps=layer_eps("layer_norm_epsilon"),
+        fields=(Field("feed_forward_length", "n_inner"),),
+        extra=_starcoder,
     ),
-}  # fmt: skip
+}
 """GGUF architectures of older families, and of models that are another family's."""

@@ -55,9 +55,10 @@ def settings_of(checkpoint: GGUFCheckpoint) -> dict[str, Any]:
     keys = Keys(checkpoint)
     architecture = architecture_of(checkpoint)
     config: dict[str, Any] = {
-        "max_position_embeddings": keys.size("context_length"), "hidden_size": keys.size("embedding_length"),
+        "max_position_embeddings": keys.size("context_length"),
+        "hidden_size": keys.size("embedding_length"),
         "num_hidden_layers": keys.layers,
-    }  # fmt: skip
+    }
     key, name = architecture.eps
     config[name] = keys.positive(key)
     config |= _feed_forward(keys, architecture)
@@ -131,9 +132,13 @@ def _biases(keys: Keys) -> dict[str, bool]:
         )
     )
     return {
-        "attention_bias": qkv, "qkv_bias": qkv, "use_qkv_bias": qkv, "use_bias": qkv, "attention_out_bias": out,
+        "attention_bias": qkv,
+        "qkv_bias": qkv,
+        "use_qkv_bias": qkv,
+        "use_bias": qkv,
+        "attention_out_bias": out,
         "mlp_bias": up,
-    }  # fmt: skip
+    }
 
 
 def _check_sizes(keys: Keys, config: dict[str, Any]) -> int:
@@ -215,8 +220,10 @@ def _longrope(keys: Keys) -> dict[str, Any]:
     original = keys.size("rope.scaling.original_context_length", keys.size("context_length"))
     scale = keys.get("rope.scaling.attn_factor", "float")
     out: dict[str, Any] = {
-        "rope_type": "longrope", "original_max_position_embeddings": original, "factor": keys.size("context_length") / original,
-    }  # fmt: skip
+        "rope_type": "longrope",
+        "original_max_position_embeddings": original,
+        "factor": keys.size("context_length") / original,
+    }
     for word in ("long", "short"):
         name = f"rope_factors_{word}.weight"
         if name not in keys.checkpoint:

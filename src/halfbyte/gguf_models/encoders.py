@@ -102,22 +102,32 @@ def _t5_encoder(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 _BERT = {
     **{f"attn_{word[0]}": f"attention.self.{word}" for word in ("query", "key", "value")},
-    "attn_output": "attention.output.dense", "attn_output_norm": "attention.output.LayerNorm", "ffn_up": "intermediate.dense",
-    "ffn_down": "output.dense", "layer_output_norm": "output.LayerNorm",
-}  # fmt: skip
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
 _ROTATED_BERT = ATTENTION | {
-    "attn_output_norm": "post_attention_layernorm", "layer_output_norm": "post_mlp_layernorm",
-}  # fmt: skip
+    "attn_output_norm": "post_attention_layernorm",
+    "layer_output_norm": "post_mlp_layernorm",
+}
 _BERT_TOP = {
-    "token_embd": "embeddings.word_embeddings", "token_types": "embeddings.token_type_embeddings",
-    "position_embd": "embeddings.position_embeddings", "token_embd_norm": "embeddings.LayerNorm",
-}  # fmt: skip
+    "token_embd": "embeddings.word_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "position_embd": "embeddings.position_embeddings",
+    "token_embd_norm": "embeddings.LayerNorm",
+}
 _MODEL_TOP = {"token_embd": "embed_tokens", "output_norm": "norm"}
 _ROTATED_TOP = {stem: path for stem, path in _BERT_TOP.items() if stem != "position_embd"}
 _MODERN_BERT = {
-    "attn_norm": "attn_norm", "attn_qkv": "attn.Wqkv", "attn_output": "attn.Wo", "ffn_norm": "mlp_norm", "ffn_up": "mlp.Wi",
+    "attn_norm": "attn_norm",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.Wo",
+    "ffn_norm": "mlp_norm",
+    "ffn_up": "mlp.Wi",
     "ffn_down": "mlp.Wo",
-}  # fmt: skip
+}
 _MODERN_BERT_TOP = {"token_embd": "embeddings.tok_embeddings", "token_embd_norm": "embeddings.norm", "output_norm": "final_norm"}
 
 
@@ -142,14 +152,23 @@ def _t5_names(gated: bool) -> dict[str, str]:
 
 
 _T5_TOP = {
-    "token_embd": "shared", "enc.output_norm": "encoder.final_layer_norm", "dec.output_norm": "decoder.final_layer_norm",
+    "token_embd": "shared",
+    "enc.output_norm": "encoder.final_layer_norm",
+    "dec.output_norm": "decoder.final_layer_norm",
     "output": "lm_head",
-}  # fmt: skip
+}
 _T5_EPS = ("attention.layer_norm_rms_epsilon", "layer_norm_epsilon")
 _T5 = Architecture(
-    "t5", _t5_names(True), top=_T5_TOP, layers="block", eps=_T5_EPS, heads=False, task="encoder-decoder", extra=_t5,
+    "t5",
+    _t5_names(True),
+    top=_T5_TOP,
+    layers="block",
+    eps=_T5_EPS,
+    heads=False,
+    task="encoder-decoder",
+    extra=_t5,
     absent=lambda config, layer, stem: stem == "cross_attn_rel_b",
-)  # fmt: skip
+)
 T5_PLAIN = replace(_T5, names=_t5_names(False))
 """What a file of architecture t5 without gates becomes."""
 
@@ -158,37 +177,86 @@ T5_PLAIN_ENCODER = replace(T5_PLAIN, task="encoder", extra=_t5_encoder)
 
 ENCODERS: dict[str, Architecture] = {
     "bert": Architecture(
-        "bert", _BERT, top=_BERT_TOP, layers="encoder.layer", eps=layer_eps("layer_norm_eps"), task="encoder",
-        splits=FUSED_QKV, extra=_bert, parameters=_no_token_types,
+        "bert",
+        _BERT,
+        top=_BERT_TOP,
+        layers="encoder.layer",
+        eps=layer_eps("layer_norm_eps"),
+        task="encoder",
+        splits=FUSED_QKV,
+        extra=_bert,
+        parameters=_no_token_types,
     ),
     "eurobert": Architecture(
-        "eurobert", LLAMA, top=_MODEL_TOP, layers="layers", task="encoder",
-        splits=FUSED_QKV, constants={"tie_word_embeddings": False},
+        "eurobert",
+        LLAMA,
+        top=_MODEL_TOP,
+        layers="layers",
+        task="encoder",
+        splits=FUSED_QKV,
+        constants={"tie_word_embeddings": False},
     ),
     "llama-embed": Architecture(
-        "llama", LLAMA, top=_MODEL_TOP, layers="layers", task="encoder", interleaved=True, splits=FUSED_QKV,
+        "llama",
+        LLAMA,
+        top=_MODEL_TOP,
+        layers="layers",
+        task="encoder",
+        interleaved=True,
+        splits=FUSED_QKV,
         constants={"is_causal": False, "tie_word_embeddings": False},
     ),
     "modern-bert": Architecture(
-        "modernbert", _MODERN_BERT, top=_MODERN_BERT_TOP, layers="layers", eps=layer_eps("norm_eps"), task="encoder",
+        "modernbert",
+        _MODERN_BERT,
+        top=_MODERN_BERT_TOP,
+        layers="layers",
+        eps=layer_eps("norm_eps"),
+        task="encoder",
         extra=_modern_bert,
     ),
     "gemma-embedding": Architecture(
-        "gemma3_text", GEMMA2 | QK_NORM, top=_MODEL_TOP, layers="layers",
-        norm_offset=True, task="encoder", absent=lambda config, layer, stem: stem in ("dense_2", "dense_3"),
+        "gemma3_text",
+        GEMMA2 | QK_NORM,
+        top=_MODEL_TOP,
+        layers="layers",
+        norm_offset=True,
+        task="encoder",
+        absent=lambda config, layer, stem: stem in ("dense_2", "dense_3"),
         extra=_gemma_embedding,
     ),
     "jina-bert-v3": Architecture(
-        "jina_embeddings_v3", _ROTATED_BERT | {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}, top=_ROTATED_TOP, layers="layers",
-        eps=layer_eps("layer_norm_eps"), task="encoder", splits=FUSED_QKV, extra=_without_pooler, parameters=_no_token_types,
+        "jina_embeddings_v3",
+        _ROTATED_BERT | {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        top=_ROTATED_TOP,
+        layers="layers",
+        eps=layer_eps("layer_norm_eps"),
+        task="encoder",
+        splits=FUSED_QKV,
+        extra=_without_pooler,
+        parameters=_no_token_types,
     ),
     "nomic-bert": Architecture(
-        "nomic_bert", _ROTATED_BERT | MLP, top=_ROTATED_TOP, layers="layers", eps=layer_eps("layer_norm_eps"), task="encoder",
-        splits=FUSED_QKV, extra=_without_pooler, parameters=_no_token_types,
+        "nomic_bert",
+        _ROTATED_BERT | MLP,
+        top=_ROTATED_TOP,
+        layers="layers",
+        eps=layer_eps("layer_norm_eps"),
+        task="encoder",
+        splits=FUSED_QKV,
+        extra=_without_pooler,
+        parameters=_no_token_types,
     ),
     "t5": _T5,
     "t5encoder": Architecture(
-        "t5", _t5_names(True), top=_T5_TOP, layers="block", eps=_T5_EPS, heads=False, task="encoder", extra=_t5_encoder,
+        "t5",
+        _t5_names(True),
+        top=_T5_TOP,
+        layers="block",
+        eps=_T5_EPS,
+        heads=False,
+        task="encoder",
+        extra=_t5_encoder,
     ),
-}  # fmt: skip
+}
 """GGUF architectures that have an encoder."""

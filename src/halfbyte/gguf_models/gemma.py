@@ -144,38 +144,60 @@ def _shares(config: Any, layer: int, stem: str) -> bool:
 
 
 _PER_LAYER = {
-    "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection", "post_norm": "post_per_layer_input_norm",
-}  # fmt: skip
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
 _PER_LAYER_TOP = TOP | {
-    "per_layer_token_embd": "model.embed_tokens_per_layer", "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
-}  # fmt: skip
+}
 _GEMMA3N = GEMMA2 | QK_NORM | _PER_LAYER | {
     "altup_correct_coef": "altup.correction_coefs", "altup_correct_scale": f"altup{PARAMETER}correct_output_scale",
     "altup_predict_coef": "altup.prediction_coefs", "altup_router": "altup.modality_router",
     "altup_router_norm": "altup.router_norm", "laurel_l": "laurel.linear_left", "laurel_r": "laurel.linear_right",
     "laurel_post_norm": "laurel.post_laurel_norm",
 }  # fmt: skip
-_GEMMA4 = GEMMA2 | QK_NORM | _PER_LAYER | routed("experts", "router.proj") | {
-    "layer_output_scale": f"{PARAMETER}layer_scalar", "ffn_gate_inp.scale": f"router{PARAMETER}scale",
-    "ffn_down_exps.scale": f"router{PARAMETER}per_expert_scale", "post_ffw_norm_1": "post_feedforward_layernorm_1",
-    "post_ffw_norm_2": "post_feedforward_layernorm_2", "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-}  # fmt: skip
+_GEMMA4 = (
+    GEMMA2
+    | QK_NORM
+    | _PER_LAYER
+    | routed("experts", "router.proj")
+    | {
+        "layer_output_scale": f"{PARAMETER}layer_scalar",
+        "ffn_gate_inp.scale": f"router{PARAMETER}scale",
+        "ffn_down_exps.scale": f"router{PARAMETER}per_expert_scale",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    }
+)
 
 GEMMA: dict[str, Architecture] = {
     "gemma": Architecture("gemma", LLAMA, norm_offset=True),
     "gemma2": Architecture("gemma2", GEMMA2, norm_offset=True, extra=_gemma2),
     "gemma3": Architecture("gemma3_text", GEMMA2 | QK_NORM, norm_offset=True, extra=gemma3_sizes),
     "gemma3n": Architecture(
-        "gemma3n_text", _GEMMA3N,
-        top=_PER_LAYER_TOP | {
-            "altup_proj": f"model.altup_projections.{EACH}", "altup_unembd_proj": f"model.altup_unembed_projections.{EACH}",
+        "gemma3n_text",
+        _GEMMA3N,
+        top=_PER_LAYER_TOP
+        | {
+            "altup_proj": f"model.altup_projections.{EACH}",
+            "altup_unembd_proj": f"model.altup_unembed_projections.{EACH}",
         },
-        varying=True, absent=_shares, extra=_gemma3n,
+        varying=True,
+        absent=_shares,
+        extra=_gemma3n,
     ),
     "gemma4": Architecture(
-        "gemma4_text", _GEMMA4, top=_PER_LAYER_TOP, varying=True, experts=None,
-        absent=lambda config, layer, stem: stem == "rope_freqs" or _shares(config, layer, stem), extra=_gemma4,
+        "gemma4_text",
+        _GEMMA4,
+        top=_PER_LAYER_TOP,
+        varying=True,
+        experts=None,
+        absent=lambda config, layer, stem: stem == "rope_freqs" or _shares(config, layer, stem),
+        extra=_gemma4,
     ),
-}  # fmt: skip
+}
 """Gemma's GGUF architectures."""

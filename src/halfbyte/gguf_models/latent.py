@@ -134,9 +134,11 @@ DEEPSEEK = MOE | shared("mlp.shared_experts") | BIASED_ROUTING | {
 }  # fmt: skip
 """Tensors of DeepSeek's layers."""
 _INDEXED = DEEPSEEK | {
-    "indexer.attn_k": "self_attn.indexer.wk", "indexer.attn_q_b": "self_attn.indexer.wq_b",
-    "indexer.k_norm": "self_attn.indexer.k_norm", "indexer.proj": "self_attn.indexer.weights_proj",
-}  # fmt: skip
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
+}
 LATENT_JOINS = {"self_attn.kv_b_proj": _heads_together}
 DEEPSEEK_V2 = Architecture("deepseek_v2", DEEPSEEK, heads=False, experts=None, joins=LATENT_JOINS, extra=_deepseek_v2)
 """What a file of architecture deepseek2 becomes that scores experts by a softmax."""

@@ -123,15 +123,18 @@ def _dbrx(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         "n_layers": keys.layers,
         "max_seq_len": config["max_position_embeddings"],
         "attn_config": {
-            "kv_n_heads": config["num_key_value_heads"], "clip_qkv": keys.positive("attention.clamp_kqv"),
+            "kv_n_heads": config["num_key_value_heads"],
+            "clip_qkv": keys.positive("attention.clamp_kqv"),
             "rope_theta": config["rope_parameters"]["rope_theta"],
         },
         "ffn_config": {
-            "hidden_size": width, "ffn_hidden_size": config["intermediate_size"],
-            "moe_num_experts": counts["moe_num_experts"], "moe_top_k": counts["num_experts_per_tok"],
+            "hidden_size": width,
+            "ffn_hidden_size": config["intermediate_size"],
+            "moe_num_experts": counts["moe_num_experts"],
+            "moe_top_k": counts["num_experts_per_tok"],
             "moe_normalize_expert_weights": 1.0,
         },
-    }  # fmt: skip
+    }
 
 
 def _exaone_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
@@ -260,29 +263,47 @@ _SHARED = shared("mlp.shared_experts")
 _SINKS = {"attn_sinks": f"self_attn{PARAMETER}sinks"}
 _WINDOW = Field("attention.sliding_window", "sliding_window")
 _COHERE2_MOE = Architecture(
-    "cohere2_moe", MOE | _SHARED, eps=layer_eps("layer_norm_eps"), experts=True,
-    fields=(Field("logit_scale", "logit_scale", "positive"), _WINDOW), extra=_cohere2_moe,
-)  # fmt: skip
+    "cohere2_moe",
+    MOE | _SHARED,
+    eps=layer_eps("layer_norm_eps"),
+    experts=True,
+    fields=(Field("logit_scale", "logit_scale", "positive"), _WINDOW),
+    extra=_cohere2_moe,
+)
 COHERE2_MOE_RMS = replace(_COHERE2_MOE, eps=RMS_EPS)
 """What a file of architecture cohere2moe becomes whose norms subtract no mean."""
 _GRANITE_SWA = Architecture(
     "granite_swa", LLAMA | _SINKS, interleaved=True, fields=(*GRANITE_SCALES, _WINDOW), extra=_granite_swa
 )
 GRANITE_MOE_SWA = replace(
-    _GRANITE_SWA, model_type="granitemoe_swa", experts=True, extra=_granite_moe_swa,
-    names=LLAMA | _SINKS | routed("block_sparse_moe.experts", "block_sparse_moe.router")
+    _GRANITE_SWA,
+    model_type="granitemoe_swa",
+    experts=True,
+    extra=_granite_moe_swa,
+    names=LLAMA
+    | _SINKS
+    | routed("block_sparse_moe.experts", "block_sparse_moe.router")
     | {"ffn_up_shexp": "shared_mlp.input_linear", "ffn_down_shexp": "shared_mlp.output_linear"},
-)  # fmt: skip
+)
 """What a file of architecture granite_swa with experts becomes."""
 
 MIXTURES: dict[str, Architecture] = {
     "afmoe": Architecture(
         "afmoe",
-        ATTENTION | MLP | QK_NORM | routed("mlp.experts", "mlp.router.gate") | _SHARED | {
-            "attn_gate": "self_attn.gate_proj", "post_attention_norm": "post_attention_layernorm",
-            "ffn_norm": "pre_mlp_layernorm", "post_ffw_norm": "post_mlp_layernorm", "exp_probs_b": f"mlp{PARAMETER}expert_bias",
+        ATTENTION
+        | MLP
+        | QK_NORM
+        | routed("mlp.experts", "mlp.router.gate")
+        | _SHARED
+        | {
+            "attn_gate": "self_attn.gate_proj",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_mlp_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "exp_probs_b": f"mlp{PARAMETER}expert_bias",
         },
-        experts=True, extra=_afmoe,
+        experts=True,
+        extra=_afmoe,
     ),
     "cohere2moe": _COHERE2_MOE,
     "exaone-moe": Architecture(
@@ -293,11 +314,15 @@ MIXTURES: dict[str, Architecture] = {
         "hy_v3", MOE | QK_NORM | _SHARED | {"exp_probs_b": f"mlp{PARAMETER}e_score_correction_bias"}, experts=True, extra=_hy_v3
     ),
     "laguna": Architecture(
-        "laguna", MOE | QK_NORM | _SHARED | BIASED_ROUTING | {"attn_gate": "self_attn.g_proj"}, experts=True, partial=True,
-        varying=True, extra=_laguna,
+        "laguna",
+        MOE | QK_NORM | _SHARED | BIASED_ROUTING | {"attn_gate": "self_attn.g_proj"},
+        experts=True,
+        partial=True,
+        varying=True,
+        extra=_laguna,
     ),
     "mimo2": Architecture(
         "mimo_v2_flash", MOE | _SINKS | BIASED_ROUTING, experts=True, heads=False, splits=FUSED_QKV, extra=_mimo2
     ),
-}  # fmt: skip
+}
 """GGUF architectures of such models."""

@@ -121,9 +121,13 @@ def unsupported(architecture: Architecture) -> str:
 OWN_MODEL = "smallthinker"
 """Model type whose class is in this package; transformers has none."""
 OTHER_FORMS = {
-    OWN_MODEL: "a model that transformers does not have", "granitemoe_swa": "experts", "llama4_text": "experts",
-    "minimax_m2": "experts", "ministral3": "temperature of attention", "phimoe": "experts",
-}  # fmt: skip
+    OWN_MODEL: "a model that transformers does not have",
+    "granitemoe_swa": "experts",
+    "llama4_text": "experts",
+    "minimax_m2": "experts",
+    "ministral3": "temperature of attention",
+    "phimoe": "experts",
+}
 """Model types whose checkpoints have other names or shapes of experts, or state a number in another
 place.
 """

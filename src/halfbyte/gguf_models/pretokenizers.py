@@ -59,9 +59,7 @@ def _words(
     line_end      what punctuation takes along after it
     newlines      whitespace that ends in line breaks
     """
-    return (
-        rf"{contractions}[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}| ?[^\s{other}]+{line_end}|{newlines}|\s+(?!\S)|\s+"
-    )  # fmt: skip
+    return rf"{contractions}[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}| ?[^\s{other}]+{line_end}|{newlines}|\s+(?!\S)|\s+"
 
 
 def _cased_words(
@@ -122,9 +120,7 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ("minicpm5", PreTokenizer((r"\p{N}{1,3}", _words(r"\p{N}+")), whole_words=True)),
     (
         "jais-2",
-        PreTokenizer(
-            (_CL100K.removesuffix(r"|\s+(?!\S)|\s+") + _SPACES_IN_POWERS_OF_TWO,)
-        ),
+        PreTokenizer((_CL100K.removesuffix(r"|\s+(?!\S)|\s+") + _SPACES_IN_POWERS_OF_TWO,)),
     ),
     ("qwen2", PreTokenizer((_ONE_DIGIT,), nfc=True)),
     ("deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2", PreTokenizer((_ONE_DIGIT,))),
@@ -136,9 +132,7 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     (
         "exaone-moe",
         PreTokenizer(
-            (
-                rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|{_KOREAN_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
-            )
+            (rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|{_KOREAN_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",)
         ),
     ),
     ("tekken", PreTokenizer((_cased_words(r"\p{N}", contractions=""),), whole_words=True, add_bos=True)),
@@ -160,7 +154,12 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
         "deepseek-llm",
         PreTokenizer(
             (
-                r"[\r\n]", rf"\s?[{_CASED}]+", r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", _CJK_AND_HANGUL, r"\p{N}+",
+                r"[\r\n]",
+                rf"\s?[{_CASED}]+",
+                r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+",
+                r"\s+$",
+                _CJK_AND_HANGUL,
+                r"\p{N}+",
             )
         ),
     ),
@@ -170,7 +169,8 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
         "spark2_5",
         PreTokenizer(
             (
-                r"\p{N}{1,3}", _CJK,
+                r"\p{N}{1,3}",
+                _CJK,
                 _DEEPSEEK3_WORDS.replace(r"[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+", r"[\p{P}\p{S}]+|[\r\n]"),
                 r"\p{N}",
             )
@@ -198,8 +198,12 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
         "chameleon",
         PreTokenizer(
             (
-                "<sentinel:[0-9]+>", "IMGIMG[A-I]{1,4}Z",
-                r"[\t\n]|    |  ", r"\p{N}", rf"[\p{{P}}{_ASCII_PUNCTUATION[1:]}", _GPT2,
+                "<sentinel:[0-9]+>",
+                "IMGIMG[A-I]{1,4}Z",
+                r"[\t\n]|    |  ",
+                r"\p{N}",
+                rf"[\p{{P}}{_ASCII_PUNCTUATION[1:]}",
+                _GPT2,
             ),
             add_bos=True,
         ),
@@ -207,7 +211,7 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ("gemma4 granite-embed-multi-311m", PreTokenizer((r"\n+",), add_bos=True, spaces=True, line_breaks=True)),
     ("sarvam-moe", PreTokenizer((r"\n+",), spaces=True)),
     ("whitespace", PreTokenizer((r"\S+",), characters=True)),
-)  # fmt: skip
+)
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for names, pre in _FAMILIES for name in names.split()}
 """tokenizer.ggml.pre -> how text is split."""

@@ -54,9 +54,12 @@ def granite_attention(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 def _mixer(path: str) -> dict[str, str]:
     """Tensors that both generations of Mamba have."""
     return {
-        "ssm_in": f"{path}.in_proj", "ssm_conv1d": f"{path}.conv1d", "ssm_a": f"{path}{PARAMETER}A_log",
-        "ssm_d": f"{path}{PARAMETER}D", "ssm_out": f"{path}.out_proj",
-    }  # fmt: skip
+        "ssm_in": f"{path}.in_proj",
+        "ssm_conv1d": f"{path}.conv1d",
+        "ssm_a": f"{path}{PARAMETER}A_log",
+        "ssm_d": f"{path}{PARAMETER}D",
+        "ssm_out": f"{path}.out_proj",
+    }
 
 
 def _mamba(path: str) -> dict[str, str]:
@@ -340,13 +343,18 @@ _DELTA = LLAMA | QK_NORM | {
     "ssm_out": "linear_attn.out_proj",
 }  # fmt: skip
 del _DELTA["ffn_norm"]
-_DELTA_EXPERTS = routed("mlp.experts", "mlp.gate") | shared("mlp.shared_expert") | {
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate"
-}  # fmt: skip
-_QWEN3NEXT = _DELTA | _DELTA_EXPERTS | {
-    "attn_qkv": f"linear_attn.in_proj_qkvz{PART}0", "attn_gate": f"linear_attn.in_proj_qkvz{PART}1",
-    "ssm_ba": "linear_attn.in_proj_ba",
-}  # fmt: skip
+_DELTA_EXPERTS = (
+    routed("mlp.experts", "mlp.gate") | shared("mlp.shared_expert") | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
+)
+_QWEN3NEXT = (
+    _DELTA
+    | _DELTA_EXPERTS
+    | {
+        "attn_qkv": f"linear_attn.in_proj_qkvz{PART}0",
+        "attn_gate": f"linear_attn.in_proj_qkvz{PART}1",
+        "ssm_ba": "linear_attn.in_proj_ba",
+    }
+)
 _DELTA_ORDERS = {
     "attn_qkv": _queries_keys_values, "ssm_conv1d": _queries_keys_values, "attn_gate": _values_of("linear_value_head_dim"),
     "ssm_dt": _values_of(None), "ssm_a": _values_of(None), "ssm_alpha": _values_of(None), "ssm_beta": _values_of(None),
@@ -359,9 +367,11 @@ _LFM2 = _HYBRID_ATTENTION | {
 }  # fmt: skip
 _LFM2_TOP = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
 _NEMOTRON_H = _mamba2("mixer") | {
-    "attn_norm": "norm", "ffn_up": "mixer.up_proj", "ffn_down": "mixer.down_proj",
+    "attn_norm": "norm",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
     **{stem: path.replace("self_attn", "mixer") for stem, path in _HYBRID_ATTENTION.items()},
-}  # fmt: skip
+}
 _NEMOTRON_H_MOE = _NEMOTRON_H | {
     "ffn_up_exps": f"mixer.experts{EXPERTS}up_proj", "ffn_down_exps": f"mixer.experts{EXPERTS}down_proj",
     "ffn_gate_inp": "mixer.gate", "exp_probs_b": f"mixer.gate{PARAMETER}e_score_correction_bias",
@@ -371,87 +381,186 @@ _NEMOTRON_H_MOE = _NEMOTRON_H | {
 _NEMOTRON_H_TOP = {"token_embd": "model.embeddings", "output_norm": "model.norm_f", "output": "lm_head"}
 _KIMI_LINEAR = DEEPSEEK | {
     **{f"ssm_conv1d_{w}": f"self_attn.conv1d{PART}{i}" for i, w in enumerate("qkv")},
-    **{f"ssm_f_{w}": f"self_attn.forget_gate.f_{w}_proj" for w in "ab"}, **{f"ssm_g_{w}": f"self_attn.g_{w}_proj" for w in "ab"},
-    "ssm_a": f"self_attn.forget_gate{PARAMETER}A_log", "ssm_dt": f"self_attn.forget_gate{PARAMETER}dt_bias",
-    "ssm_beta": "self_attn.b_proj", "ssm_norm": "self_attn.o_norm",
-}  # fmt: skip
-_GRANITE_HYBRID = ATTENTION | _mamba2("mamba") | routed("block_sparse_moe.experts", "block_sparse_moe.router") | {
-    "ffn_norm": "post_attention_layernorm",
-    **{f"ffn_{w}{end}": f"shared_mlp.input_linear{PART}{i}" for end in ("", "_shexp") for i, w in enumerate(("gate", "up"))},
-    "ffn_down": "shared_mlp.output_linear", "ffn_down_shexp": "shared_mlp.output_linear",
-}  # fmt: skip
+    **{f"ssm_f_{w}": f"self_attn.forget_gate.f_{w}_proj" for w in "ab"},
+    **{f"ssm_g_{w}": f"self_attn.g_{w}_proj" for w in "ab"},
+    "ssm_a": f"self_attn.forget_gate{PARAMETER}A_log",
+    "ssm_dt": f"self_attn.forget_gate{PARAMETER}dt_bias",
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_norm": "self_attn.o_norm",
+}
+_GRANITE_HYBRID = (
+    ATTENTION
+    | _mamba2("mamba")
+    | routed("block_sparse_moe.experts", "block_sparse_moe.router")
+    | {
+        "ffn_norm": "post_attention_layernorm",
+        **{f"ffn_{w}{end}": f"shared_mlp.input_linear{PART}{i}" for end in ("", "_shexp") for i, w in enumerate(("gate", "up"))},
+        "ffn_down": "shared_mlp.output_linear",
+        "ffn_down_shexp": "shared_mlp.output_linear",
+    }
+)
 
 FALCON_MAMBA = Architecture(
-    "falcon_mamba", _mamba("mixer") | {"attn_norm": "norm"}, top=_MAMBA_TOP, layers="backbone.layers", heads=False, varying=True,
-    eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"), changes=_MAMBA_CHANGES, fields=_SSM,
+    "falcon_mamba",
+    _mamba("mixer") | {"attn_norm": "norm"},
+    top=_MAMBA_TOP,
+    layers="backbone.layers",
+    heads=False,
+    varying=True,
+    eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+    changes=_MAMBA_CHANGES,
+    fields=_SSM,
     extra=lambda keys, config: _mamba_sizes(keys, config) | {"mixer_rms_eps": config["layer_norm_epsilon"]},
-)  # fmt: skip
+)
 """What a file of architecture mamba becomes that normalizes the time step, B and C."""
 
 RECURRENT: dict[str, Architecture] = {
     "falcon-h1": Architecture(
-        "falcon_h1", ATTENTION | _FEED_FORWARD | _mamba2("mamba") | {"ffn_norm": "pre_ff_layernorm"}, top=_FINAL_NORM,
-        changes=_MAMBA2_CHANGES, extra=_falcon_h1,
+        "falcon_h1",
+        ATTENTION | _FEED_FORWARD | _mamba2("mamba") | {"ffn_norm": "pre_ff_layernorm"},
+        top=_FINAL_NORM,
+        changes=_MAMBA2_CHANGES,
+        extra=_falcon_h1,
     ),
     "granitehybrid": Architecture(
-        "granitemoehybrid", _GRANITE_HYBRID, interleaved=True, varying=True, experts=None, changes=_MAMBA2_CHANGES,
-        fields=GRANITE_SCALES, extra=_granite_hybrid,
+        "granitemoehybrid",
+        _GRANITE_HYBRID,
+        interleaved=True,
+        varying=True,
+        experts=None,
+        changes=_MAMBA2_CHANGES,
+        fields=GRANITE_SCALES,
+        extra=_granite_hybrid,
     ),
     "jamba": Architecture(
         "jamba",
-        ATTENTION | _FEED_FORWARD | _mamba("mamba") | routed("feed_forward.experts", "feed_forward.router") | {
+        ATTENTION
+        | _FEED_FORWARD
+        | _mamba("mamba")
+        | routed("feed_forward.experts", "feed_forward.router")
+        | {
             "ffn_norm": "pre_ff_layernorm",
             **{f"ssm_{w}_norm": f"mamba.{w}_layernorm" for w in ("dt", "b", "c")},
         },
-        top=_FINAL_NORM, varying=True, experts=None, changes=_MAMBA_CHANGES, extra=_jamba,
+        top=_FINAL_NORM,
+        varying=True,
+        experts=None,
+        changes=_MAMBA_CHANGES,
+        extra=_jamba,
     ),
     "kimi-linear": Architecture(
-        "kimi_linear", _KIMI_LINEAR, heads=False, experts=True, splits=FUSED_QKV, joins=LATENT_JOINS,
+        "kimi_linear",
+        _KIMI_LINEAR,
+        heads=False,
+        experts=True,
+        splits=FUSED_QKV,
+        joins=LATENT_JOINS,
         changes={
             "ssm_a": lambda a: log_of_negative(a).reshape(1, 1, -1, 1),
             **{f"ssm_conv1d_{w}": lambda a: convolution(a.reshape(-1, a.shape[-1])) for w in "qkv"},
         },
-        computed=("rope_parameters",), extra=_kimi_linear,
+        computed=("rope_parameters",),
+        extra=_kimi_linear,
     ),
     "lfm2": Architecture(
-        "lfm2", _LFM2, top=_LFM2_TOP, eps=("attention.layer_norm_rms_epsilon", "norm_eps"), varying=True,
-        changes={"shortconv.conv": convolution}, fields=(Field("shortconv.l_cache", "conv_L_cache"),), extra=_lfm2,
+        "lfm2",
+        _LFM2,
+        top=_LFM2_TOP,
+        eps=("attention.layer_norm_rms_epsilon", "norm_eps"),
+        varying=True,
+        changes={"shortconv.conv": convolution},
+        fields=(Field("shortconv.l_cache", "conv_L_cache"),),
+        extra=_lfm2,
     ),
     "lfm2moe": Architecture(
         "lfm2_moe",
         _LFM2 | routed("feed_forward.experts", "feed_forward.gate") | {"exp_probs_b": f"feed_forward{PARAMETER}expert_bias"},
-        top=_LFM2_TOP, eps=("attention.layer_norm_rms_epsilon", "norm_eps"), varying=True, experts=True,
-        changes={"shortconv.conv": convolution}, fields=(Field("shortconv.l_cache", "conv_L_cache"),), extra=_lfm2_moe,
+        top=_LFM2_TOP,
+        eps=("attention.layer_norm_rms_epsilon", "norm_eps"),
+        varying=True,
+        experts=True,
+        changes={"shortconv.conv": convolution},
+        fields=(Field("shortconv.l_cache", "conv_L_cache"),),
+        extra=_lfm2_moe,
     ),
     "mamba": Architecture(
-        "mamba", _mamba("mixer") | {"attn_norm": "norm"}, top=_MAMBA_TOP, layers="backbone.layers", heads=False, varying=True,
-        eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"), changes=_MAMBA_CHANGES, fields=_SSM, extra=_mamba_sizes,
+        "mamba",
+        _mamba("mixer") | {"attn_norm": "norm"},
+        top=_MAMBA_TOP,
+        layers="backbone.layers",
+        heads=False,
+        varying=True,
+        eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+        changes=_MAMBA_CHANGES,
+        fields=_SSM,
+        extra=_mamba_sizes,
     ),
     "mamba2": Architecture(
-        "mamba2", _mamba2("mixer") | {"attn_norm": "norm"}, top=_MAMBA_TOP, layers="backbone.layers", heads=False, varying=True,
-        eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"), changes=_MAMBA2_CHANGES, fields=_SSM,
+        "mamba2",
+        _mamba2("mixer") | {"attn_norm": "norm"},
+        top=_MAMBA_TOP,
+        layers="backbone.layers",
+        heads=False,
+        varying=True,
+        eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+        changes=_MAMBA2_CHANGES,
+        fields=_SSM,
         extra=_mamba2_sizes,
     ),
     "nemotron_h": Architecture(
-        "nemotron_h", _NEMOTRON_H, top=_NEMOTRON_H_TOP, eps=layer_eps("layer_norm_epsilon"), varying=True,
-        changes=_MAMBA2_CHANGES, extra=_nemotron_h,
+        "nemotron_h",
+        _NEMOTRON_H,
+        top=_NEMOTRON_H_TOP,
+        eps=layer_eps("layer_norm_epsilon"),
+        varying=True,
+        changes=_MAMBA2_CHANGES,
+        extra=_nemotron_h,
     ),
     "nemotron_h_moe": Architecture(
-        "nemotron_h", _NEMOTRON_H_MOE, top=_NEMOTRON_H_TOP, eps=layer_eps("layer_norm_epsilon"), varying=True, experts=True,
-        changes=_MAMBA2_CHANGES, extra=_nemotron_h_moe,
+        "nemotron_h",
+        _NEMOTRON_H_MOE,
+        top=_NEMOTRON_H_TOP,
+        eps=layer_eps("layer_norm_epsilon"),
+        varying=True,
+        experts=True,
+        changes=_MAMBA2_CHANGES,
+        extra=_nemotron_h_moe,
     ),
     "qwen35": Architecture(
-        "qwen3_5_text", _DELTA, norm_offset=True, plain_norms=("ssm_norm",), partial=True, changes=_MAMBA_CHANGES,
-        orders=_DELTA_ORDERS, columns={"ssm_out": _values_of("linear_value_head_dim")}, extra=_delta,
+        "qwen3_5_text",
+        _DELTA,
+        norm_offset=True,
+        plain_norms=("ssm_norm",),
+        partial=True,
+        changes=_MAMBA_CHANGES,
+        orders=_DELTA_ORDERS,
+        columns={"ssm_out": _values_of("linear_value_head_dim")},
+        extra=_delta,
     ),
     "qwen35moe": Architecture(
-        "qwen3_5_moe_text", _DELTA | _DELTA_EXPERTS, norm_offset=True, plain_norms=("ssm_norm",), partial=True, varying=True,
-        experts=True, changes=_MAMBA_CHANGES, orders=_DELTA_ORDERS, columns={"ssm_out": _values_of("linear_value_head_dim")},
+        "qwen3_5_moe_text",
+        _DELTA | _DELTA_EXPERTS,
+        norm_offset=True,
+        plain_norms=("ssm_norm",),
+        partial=True,
+        varying=True,
+        experts=True,
+        changes=_MAMBA_CHANGES,
+        orders=_DELTA_ORDERS,
+        columns={"ssm_out": _values_of("linear_value_head_dim")},
         extra=_delta_moe,
     ),
     "qwen3next": Architecture(
-        "qwen3_next", _QWEN3NEXT, norm_offset=True, plain_norms=("ssm_norm",), partial=True, varying=True, experts=True,
-        changes=_MAMBA_CHANGES, orders={"linear_attn.in_proj_qkvz": _by_key_head}, extra=_delta_moe,
+        "qwen3_next",
+        _QWEN3NEXT,
+        norm_offset=True,
+        plain_norms=("ssm_norm",),
+        partial=True,
+        varying=True,
+        experts=True,
+        changes=_MAMBA_CHANGES,
+        orders={"linear_attn.in_proj_qkvz": _by_key_head},
+        extra=_delta_moe,
     ),
-}  # fmt: skip
+}
 """GGUF architectures with recurrent or convolutional layers."""

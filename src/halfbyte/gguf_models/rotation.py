@@ -71,9 +71,13 @@ def llama3_rope(checkpoint: GGUFCheckpoint, settings: Mapping[str, Any]) -> dict
         smooth = (1 / given[i] - 1 / factor) / (1 - 1 / factor)
         context = 2 * math.pi * theta ** (2 * i / head_dim) * (smooth * (HIGH - LOW) + LOW)
     rope = {
-        "rope_type": "llama3", "rope_theta": theta, "factor": factor, "low_freq_factor": LOW, "high_freq_factor": HIGH,
+        "rope_type": "llama3",
+        "rope_theta": theta,
+        "factor": factor,
+        "low_freq_factor": LOW,
+        "high_freq_factor": HIGH,
         "original_max_position_embeddings": round(context),
-    }  # fmt: skip
+    }
     if given.shape != (head_dim // 2,) or factor <= 1 or not np.allclose(divisors(rope, head_dim), given, rtol=1e-4, atol=0):
         raise UnsupportedError(
             f"[convert] {checkpoint.path}: '{ROTATION_FACTORS}' stretches the rotation in a way that no configuration of "

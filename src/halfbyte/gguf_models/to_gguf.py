@@ -46,8 +46,10 @@ _OTHER_MODALITY = re.compile(r"(.*\.)?(vision_tower|visual|vision_model|multi_mo
 _WRAPPERS = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.lm_head", "lm_head"))
 _MIXTRAL_MODULE = ".block_sparse_moe."
 """The module of Mixtral's checkpoints that its class in transformers calls `mlp`."""
-_FUSED = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-          "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}  # fmt: skip
+_FUSED = {
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+}
 FLOAT32 = ("ffn_gate_inp", ONE_ROW, "attn_sinks", "exp_probs_b")
 """Stems that llama.cpp keeps in float32 besides vectors."""
 

@@ -45,9 +45,7 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 tokens of a byte.
 """
 _PRINTED = [b for b in range(256) if 33 <= b < 127 or 161 <= b < 173 or b > 173]
-BYTES = {b: chr(b) for b in _PRINTED} | {
-    b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in _PRINTED)
-}  # fmt: skip
+BYTES = {b: chr(b) for b in _PRINTED} | {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in _PRINTED)}
 """Byte -> the character that stands for it in byte-level vocabularies."""
 _GEMMA = ("gemma", "gemma2", "gemma3", "gemma3n", "gemma-embedding")
 
@@ -113,9 +111,12 @@ def described(checkpoint: GGUFCheckpoint, tokens: list[str] | None = None) -> tu
         if index is not None:
             named[f"{word}_token"] = _token(backend, index, f"tokenizer.ggml.{key}_token_id")
     return backend, {
-        "add_bos_token": adds_bos(metadata), "add_eos_token": adds_eos(metadata), "clean_up_tokenization_spaces": False,
-        "padding_side": "left", **named,
-    }  # fmt: skip
+        "add_bos_token": adds_bos(metadata),
+        "add_eos_token": adds_eos(metadata),
+        "clean_up_tokenization_spaces": False,
+        "padding_side": "left",
+        **named,
+    }
 
 
 def adds_bos(metadata: Metadata) -> bool:

@@ -62,10 +62,13 @@ class BitsAndBytesConfig(SkipListReader):
     )  # fmt: skip
     harmless: ClassVar[dict[str, tuple[str, ...]]] = {
         "how the model runs": (
-            "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_has_fp16_weight", "llm_int8_enable_fp32_cpu_offload",
+            "bnb_4bit_compute_dtype",
+            "llm_int8_threshold",
+            "llm_int8_has_fp16_weight",
+            "llm_int8_enable_fp32_cpu_offload",
         ),
         "copies of other keys": ("_load_in_4bit", "_load_in_8bit"),
-    }  # fmt: skip
+    }
 
     @classmethod
     def recognises(cls, raw: Mapping[str, Any]) -> bool:
@@ -80,9 +83,14 @@ class BitsAndBytes(Layout):
     config_reader = BitsAndBytesConfig
     required = ("weight",)
     optional: ClassVar[tuple[str, ...]] = (
-        "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", *_STATES.values(),
-        "SCB", "weight_format",
-    )  # fmt: skip
+        "weight.absmax",
+        "weight.quant_map",
+        "weight.nested_absmax",
+        "weight.nested_quant_map",
+        *_STATES.values(),
+        "SCB",
+        "weight_format",
+    )
     peek = (*_STATES.values(), "weight_format")
     parts: ClassVar[dict[str, str]] = {
         "weight": "codes", "weight.absmax": "scales", "weight.quant_map": PARAMETERS, "weight.nested_absmax": "nested_absmax",
@@ -219,9 +227,13 @@ class BitsAndBytes(Layout):
             return {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
         nested = q.format.scale == "nested"
         return {
-            "quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": True,
-            "bnb_4bit_quant_type": self._kind(q.format), "bnb_4bit_use_double_quant": nested, "bnb_4bit_quant_storage": "uint8",
-        }  # fmt: skip
+            "quant_method": "bitsandbytes",
+            "load_in_8bit": False,
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": self._kind(q.format),
+            "bnb_4bit_use_double_quant": nested,
+            "bnb_4bit_quant_storage": "uint8",
+        }
 
 
 def _describe_int8(tensors: Mapping[str, HasHeader], name: str) -> Described:
@@ -302,8 +314,11 @@ def _storage(name: str) -> Any:
 def _state_text(q: QTensor, kind: str, kept: Mapping[str, Any]) -> str:
     """The state's JSON in bitsandbytes' order of keys; the file's own text while it says the same."""
     state: dict[str, Any] = {
-        "quant_type": kind, "blocksize": q.format.group_size, "dtype": kept.get("dtype", "float32"), "shape": list(q.shape),
-    }  # fmt: skip
+        "quant_type": kind,
+        "blocksize": q.format.group_size,
+        "dtype": kept.get("dtype", "float32"),
+        "shape": list(q.shape),
+    }
     if q.format.scale == "nested":
         state |= {"nested_blocksize": NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": float(q.parts["nested_offset"])}
     text = kept.get("quant_state")

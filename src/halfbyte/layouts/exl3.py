@@ -66,9 +66,13 @@ class EXL3(Layout):
     optional = ("suh", "svh", "su", "sv", "mcg", "mul1")
     peek = ("mcg", "mul1")
     parts: ClassVar[dict[str, str]] = {
-        "suh": "input_scales", "su": "input_scales", "svh": "output_scales", "sv": "output_scales", "mcg": PARAMETERS,
+        "suh": "input_scales",
+        "su": "input_scales",
+        "svh": "output_scales",
+        "sv": "output_scales",
+        "mcg": PARAMETERS,
         "mul1": PARAMETERS,
-    }  # fmt: skip
+    }
 
     def matches(self, suffixes: Collection[str]) -> bool:
         sides = (("suh", "su"), ("svh", "sv"))

@@ -72,9 +72,11 @@ class ONNX(Layout):
     required = ("weight_scales",)
     optional: ClassVar[tuple[str, ...]] = (*_CODES, "weight_zero_points", "weight_g_idx")
     parts: ClassVar[dict[str, str]] = {
-        "weight_scales": "scales", **dict.fromkeys(_CODES, "codes"), "weight_zero_points": "zeros",
+        "weight_scales": "scales",
+        **dict.fromkeys(_CODES, "codes"),
+        "weight_zero_points": "zeros",
         "weight_g_idx": "group_index",
-    }  # fmt: skip
+    }
 
     def matches(self, suffixes: Collection[str]) -> bool:
         return "weight_scales" in suffixes and any(s in suffixes for s in _CODES)

@@ -62,9 +62,12 @@ class QuarkConfig(ConfigReader):
 
     method = "quark"
     consumed = (
-        "exclude", "export.pack_method", "export.weight_format", "global_quant_config.weight",
+        "exclude",
+        "export.pack_method",
+        "export.weight_format",
+        "global_quant_config.weight",
         *(f"global_quant_config.weight.{key}" for key in _DECIDE),
-    )  # fmt: skip
+    )
     harmless: ClassVar[dict[str, tuple[str, ...]]] = {
         "how activations and caches are quantized at run time": (
             "global_quant_config.input_tensors", "global_quant_config.output_tensors", "global_quant_config.bias",
@@ -165,13 +168,19 @@ class Quark(Layout):
     required = ("weight", "weight_scale")
     optional = ("weight_scale_2", "weight_zero_point")
     parts: ClassVar[dict[str, str]] = {
-        "weight": "codes", "weight_scale": "scales", "weight_scale_2": "global_scale", "weight_zero_point": "zeros",
-    }  # fmt: skip
+        "weight": "codes",
+        "weight_scale": "scales",
+        "weight_scale_2": "global_scale",
+        "weight_zero_point": "zeros",
+    }
     harmless: ClassVar[dict[str, str]] = {
-        "input_scale": "scale of the activations", "input_scale_2": "scale of the activations' scales",
-        "input_zero_point": "zero point of the activations", "output_scale": "scale of the outputs",
-        "k_scale": "scale of the key cache", "v_scale": "scale of the value cache",
-    }  # fmt: skip
+        "input_scale": "scale of the activations",
+        "input_scale_2": "scale of the activations' scales",
+        "input_zero_point": "zero point of the activations",
+        "output_scale": "scale of the outputs",
+        "k_scale": "scale of the key cache",
+        "v_scale": "scale of the value cache",
+    }
 
     def accepts(self, headers: Mapping[str, HasHeader]) -> bool:
         if not self.matches(headers) or headers["weight"].dtype not in (U8, E4M3, I8, I32):

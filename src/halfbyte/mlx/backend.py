@@ -39,15 +39,33 @@ class MLXBackend(MetalBackend):
         return launch.dequantize(self.runtime, w.data, dtype, ids)
 
     def experts(
-        self, x: Any, gate_up: Prepared, down: Prepared, topk_ids: Any, topk_weights: Any, *, gate: str = "swiglu",
-        interleaved: bool = False, gate_up_bias: Any | None = None, down_bias: Any | None = None, up: Prepared | None = None,
+        self,
+        x: Any,
+        gate_up: Prepared,
+        down: Prepared,
+        topk_ids: Any,
+        topk_weights: Any,
+        *,
+        gate: str = "swiglu",
+        interleaved: bool = False,
+        gate_up_bias: Any | None = None,
+        down_bias: Any | None = None,
+        up: Prepared | None = None,
         up_bias: Any | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         refuse_two_stacks(up)
         return experts(
-            self.runtime, x, gate_up.data, down.data, topk_ids, topk_weights, gate=gate, interleaved=interleaved,
-            gate_up_bias=gate_up_bias, down_bias=down_bias,
-        )  # fmt: skip
+            self.runtime,
+            x,
+            gate_up.data,
+            down.data,
+            topk_ids,
+            topk_weights,
+            gate=gate,
+            interleaved=interleaved,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+        )
 
     def describe(self) -> str:
         return f"{platform.processor() or 'Apple GPU'}, MLX {mx.__version__}; its kernels are tested on the CPU only"

@@ -102,10 +102,16 @@ class QExperts(nn.Module):  # type: ignore[misc] # mlx is not type-checked
 
     def __call__(self, x: mx.array, topk_ids: mx.array, topk_weights: mx.array) -> mx.array:
         return verbs.experts(
-            x, self.gate_up.weight(), self.down.weight(), topk_ids, topk_weights, gate=self._gate,
-            interleaved=self._interleaved, gate_up_bias=self.get("gate_up_bias"),
+            x,
+            self.gate_up.weight(),
+            self.down.weight(),
+            topk_ids,
+            topk_weights,
+            gate=self._gate,
+            interleaved=self._interleaved,
+            gate_up_bias=self.get("gate_up_bias"),
             down_bias=self.get("down_bias"),
-        )  # fmt: skip
+        )
 
 
 def _prepared(weight: QTensor | MetalWeight) -> MetalWeight:

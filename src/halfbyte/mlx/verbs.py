@@ -190,9 +190,17 @@ def experts(
             raise ShapeError(f"[experts] {name} has shape {tuple(bias.shape)}; {stack.shape[:2]} is allowed")
     if on_metal():
         y = metal_experts(
-            _runtime(), flat, gate_up, down, topk_ids, topk_weights, gate=gate, interleaved=interleaved,
-            gate_up_bias=gate_up_bias, down_bias=down_bias,
-        )  # fmt: skip
+            _runtime(),
+            flat,
+            gate_up,
+            down,
+            topk_ids,
+            topk_weights,
+            gate=gate,
+            interleaved=interleaved,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+        )
         return y.reshape(*lead, down.shape[1])
     total = mx.zeros((flat.shape[0], down.shape[1]))
     wide = flat.astype(mx.float32)

@@ -66,8 +66,10 @@ def _of_process(process: Path) -> Iterator[MemoryLimit]:
     except OSError:
         return
     size = os.sysconf("SC_PAGESIZE")
-    for name, kind, used in (("RLIMIT_AS (ulimit -v)", resource.RLIMIT_AS, pages[0]),
-                             ("RLIMIT_DATA (ulimit -d)", resource.RLIMIT_DATA, pages[5])):  # fmt: skip
+    for name, kind, used in (
+        ("RLIMIT_AS (ulimit -v)", resource.RLIMIT_AS, pages[0]),
+        ("RLIMIT_DATA (ulimit -d)", resource.RLIMIT_DATA, pages[5]),
+    ):
         soft, _ = resource.getrlimit(kind)
         if soft != resource.RLIM_INFINITY:
             yield MemoryLimit(soft - int(used) * size, soft, name)

@@ -145,8 +145,9 @@ def _parts(fmt: Format, blocks: Blocks, rows: int) -> dict[str, NDArray[Any]]:
     """The parts of `rows` rows, without the codes."""
     small = np.int8 if SMALL_SCALES[fmt.scale][0] else np.uint8
     parts: dict[str, NDArray[Any]] = {
-        "scales": blocks.sc.astype(small).reshape(rows, -1), "super_scales": blocks.d.astype(np.float16).reshape(rows, -1),
-    }  # fmt: skip
+        "scales": blocks.sc.astype(small).reshape(rows, -1),
+        "super_scales": blocks.d.astype(np.float16).reshape(rows, -1),
+    }
     if fmt.minimum:
         parts["mins"] = blocks.mn.astype(np.uint8).reshape(rows, -1)
         parts["super_mins"] = blocks.dmin.astype(np.float16).reshape(rows, -1)

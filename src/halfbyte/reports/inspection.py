@@ -221,8 +221,14 @@ def _tensors(infos: Sequence[TensorInfo]) -> str:
         Head("tensor"), Head("count", True), Head("layout"), Head("format"), Head("shape", True), Head("bits/weight", True),
     ]  # fmt: skip
     rows = [
-        [g.pattern, f"{len(g.infos):,}", g.infos[0].layout, format_word(g.infos[0]), "x".join(map(str, g.infos[0].shape)),
-         f"{bits_per_weight(g.infos[0]):.4g}"]
+        [
+            g.pattern,
+            f"{len(g.infos):,}",
+            g.infos[0].layout,
+            format_word(g.infos[0]),
+            "x".join(map(str, g.infos[0].shape)),
+            f"{bits_per_weight(g.infos[0]):.4g}",
+        ]
         for g in grouped(infos)
-    ]  # fmt: skip
+    ]
     return section("Tensors", "One row for tensors that differ only by the number of their layer.", [table(heads, rows)])

@@ -23,4 +23,4 @@ __all__ = [
     "linear",
     "packed_modules",
     "unfuse",
-]  # fmt: skip
+]

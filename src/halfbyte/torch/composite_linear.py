@@ -35,8 +35,12 @@ class CompositeLinear(QLinear):
         self, weight: QTensor, bias: Tensor | None = None, *, dtype: torch.dtype = torch.float32, **options: Any
     ) -> None:
         base, beside = _split(weight)
-        super().__init__(PackedWeight.of(base, **options), bias, activations=options.get("activations", "exact"),
-                         backend=options.get("backend"))  # fmt: skip
+        super().__init__(
+            PackedWeight.of(base, **options),
+            bias,
+            activations=options.get("activations", "exact"),
+            backend=options.get("backend"),
+        )
         self.weight.dtype = dtype
         self.register_parameter("pre_quant_scale", None)
         self._describe(weight, beside)

@@ -197,11 +197,19 @@ class QExperts(Packed, _Loop):
     def _together(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         first, last = "gate_up_proj" if self.joined else "gate_proj", "down_proj"
         y: Tensor = ops.experts(
-            x, self.packed[first].prepared, self.packed[last].prepared, topk_ids, topk_weights, gate=self.gate,
-            interleaved=self.interleaved, gate_up_bias=getattr(self, f"{first}_bias"), down_bias=self.down_proj_bias,
-            up=None if self.joined else self.packed["up_proj"].prepared, up_bias=self.up_proj_bias,
+            x,
+            self.packed[first].prepared,
+            self.packed[last].prepared,
+            topk_ids,
+            topk_weights,
+            gate=self.gate,
+            interleaved=self.interleaved,
+            gate_up_bias=getattr(self, f"{first}_bias"),
+            down_bias=self.down_proj_bias,
+            up=None if self.joined else self.packed["up_proj"].prepared,
+            up_bias=self.up_proj_bias,
             activations=self.activations,
-        )  # fmt: skip
+        )
         return y
 
     def with_added(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, added: Added) -> Tensor:

@@ -122,9 +122,12 @@ class PackedWeight:
             return self
         ops.choose(Call("linear", self.format, invariant=wanted), backend=self.prepared.backend)
         other = PackedWeight(
-            replace(self.prepared, invariant=wanted), device=self.device, backend=self.backend, activations=self.activations,
+            replace(self.prepared, invariant=wanted),
+            device=self.device,
+            backend=self.backend,
+            activations=self.activations,
             dtype=self.dtype,
-        )  # fmt: skip
+        )
         other._origin, other._source = self._origin, self._source
         return other
 

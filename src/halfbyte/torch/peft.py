@@ -122,9 +122,16 @@ class LoraQExperts(nn.Module, LoraLayer):  # type: ignore[misc] # torch and peft
     """
 
     def __init__(
-        self, base_layer: nn.Module, adapter_name: str, config: Any, r: int = 0, lora_alpha: int = 1, *, projection: str = "",
+        self,
+        base_layer: nn.Module,
+        adapter_name: str,
+        config: Any,
+        r: int = 0,
+        lora_alpha: int = 1,
+        *,
+        projection: str = "",
         **kwargs: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         _check_plain(config)
         if config.lora_dropout:
             raise UnsupportedError(f"[peft] lora_dropout {config.lora_dropout} on packed experts; allowed: 0")
@@ -336,8 +343,9 @@ def _report(names: list[str], values: list[NDArray[np.float32]], rounded: list[Q
         f"[merge] {', '.join(names)} rounded to {rounded[0].format}: relative error {error:.3g} of a weight "
         f"{list(values[0].shape)}{f' and {len(values) - 1} more' if len(values) > 1 else ''}; merge_dense merges "
         "without rounding to a format",
-        RuntimeWarning, stacklevel=3,
-    )  # fmt: skip
+        RuntimeWarning,
+        stacklevel=3,
+    )
     return error
 
 

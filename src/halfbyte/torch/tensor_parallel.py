@@ -157,9 +157,14 @@ def cut_experts(experts: QExperts, rank: int, ranks: int, group: Any) -> SummedE
         if bias is not None:
             biases[name] = bias.detach()[first:last].clone()
     inner = QExperts(
-        weights, biases, gate=experts.gate, interleaved=experts.interleaved, limit=experts.limit, activations=experts.activations,
+        weights,
+        biases,
+        gate=experts.gate,
+        interleaved=experts.interleaved,
+        limit=experts.limit,
+        activations=experts.activations,
         backend=experts.backend,
-    )  # fmt: skip
+    )
     return SummedExperts(inner, first, group)
 
 

@@ -89,8 +89,9 @@ def empty_model(config: Any, dtype: torch.dtype, filled: Callable[[str], bool] =
         package = getattr(error, "name", None) or _package_of(str(error))
         warnings.warn(
             f"[load_model] {config.model_type} without its other towers, which need {package}: the language model is loaded",
-            RuntimeWarning, stacklevel=3,
-        )  # fmt: skip
+            RuntimeWarning,
+            stacklevel=3,
+        )
         return empty_model(text, dtype, filled, task)
     except Exception as error:  # whatever its code meets in a configuration that makes no sense
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

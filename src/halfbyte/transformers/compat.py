@@ -66,8 +66,9 @@ def _check_version() -> None:
     if have > TESTED:
         warnings.warn(
             f"transformers {transformers.__version__} is newer than the tested {'.'.join(map(str, TESTED))}; report what fails",
-            RuntimeWarning, stacklevel=3,
-        )  # fmt: skip
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 _check_version()

@@ -116,9 +116,14 @@ def server(
     context = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or max_prompt)
     context = min(context, cache_tokens) if batching else context
     app.add_middleware(
-        RequestCheck, name=manager.force_model, count=lambda text: len(token_ids(tokenizer, text, "serve", verbose=False)),
-        context=context, max_prompt=max_prompt, hosts=hosts, batching=batching,
-    )  # fmt: skip
+        RequestCheck,
+        name=manager.force_model,
+        count=lambda text: len(token_ids(tokenizer, text, "serve", verbose=False)),
+        context=context,
+        max_prompt=max_prompt,
+        hosts=hosts,
+        batching=batching,
+    )
     return allow_any_origin(app) if cors else app
 
 

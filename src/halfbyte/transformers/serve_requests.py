@@ -132,8 +132,9 @@ class RequestCheck:
             if self.unfinished + len(part) > ALL_BODIES:
                 raise RequestError(
                     f"the requests that wait have {self.unfinished:,} bytes; up to {ALL_BODIES:,} are allowed. Try again later",
-                    code="busy", status=503,
-                )  # fmt: skip
+                    code="busy",
+                    status=503,
+                )
             body += part
             self.unfinished += len(part)
             if not message.get("more_body", False):
@@ -199,8 +200,10 @@ class RequestCheck:
         if body.get("model") not in (None, self.name):
             raise RequestError(
                 f"model {str(body['model'])[:80]!r} is not served; allowed: {self.name!r}. No model is loaded because a request "
-                "names it", "model", "model_not_found",
-            )  # fmt: skip
+                "names it",
+                "model",
+                "model_not_found",
+            )
         self.check_fields(body)
         text = {CHAT: self.messages, COMPLETIONS: self.prompt, RESPONSES: self.input}[path](body)
         self.check_length(body, text)
@@ -289,9 +292,10 @@ class RequestCheck:
         wanted = max((body.get(k) or 0 for k in ("max_tokens", "max_completion_tokens", "max_output_tokens")), default=0)
         if tokens + wanted > self.context:
             raise RequestError(
-                f"the prompt has {tokens:,} tokens and {wanted:,} are requested; the model's context is {self.context:,}", None,
+                f"the prompt has {tokens:,} tokens and {wanted:,} are requested; the model's context is {self.context:,}",
+                None,
                 "context_length_exceeded",
-            )  # fmt: skip
+            )
 
 
 def _strings(value: Any) -> bool:

@@ -77,8 +77,12 @@ def test_operands_of_mma(key, row, how):
 
 WHOLE = (d.FLOAT32, d.TABLE, d.SUBNORMAL)
 """Arithmetics whose values are float32 first."""
-PAIRS = [(key, addend) for key in d.PAIRS for addend in (d.NO_ADDEND, d.ZERO_POINTS, d.BIASES)
-         if addend != d.ZERO_POINTS or (key[1] == "uint" and key[2] != d.SUBNORMAL)]  # fmt: skip
+PAIRS = [
+    (key, addend)
+    for key in d.PAIRS
+    for addend in (d.NO_ADDEND, d.ZERO_POINTS, d.BIASES)
+    if addend != d.ZERO_POINTS or (key[1] == "uint" and key[2] != d.SUBNORMAL)
+]
 
 
 def pairs_in(bits, positions, words, codes):
@@ -139,9 +143,11 @@ def test_pairs_of_wgmma_are_finished_and_rounded_once(key, addend, half):
 
 
 LANE_ROWS = [
-    (key, addend) for key in d.LANES for addend in (d.NO_ADDEND, d.ZERO_POINTS, d.BIASES)
+    (key, addend)
+    for key in d.LANES
+    for addend in (d.NO_ADDEND, d.ZERO_POINTS, d.BIASES)
     if ((key[1] == "uint" and key[2] != d.SUBNORMAL) or addend != d.ZERO_POINTS) and (key[2] != d.TABLE or addend == d.NO_ADDEND)
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("half", [True, False], ids=["float16", "bfloat16"])

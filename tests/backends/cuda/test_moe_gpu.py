@@ -56,9 +56,16 @@ def test_activations_and_biases(gate, interleaved):
     pu, pd = ops.prepare(up, device="cuda"), ops.prepare(down, device="cuda")
     y = ops.experts(x, pu, pd, index, share, gate_up_bias=ub, down_bias=db, **options)
     want = ops.experts(
-        x.float().cpu().numpy(), up, down, index.cpu().numpy(), share.cpu().numpy(), backend="reference",
-        gate_up_bias=ub.float().cpu().numpy(), down_bias=db.float().cpu().numpy(), **options,
-    )  # fmt: skip
+        x.float().cpu().numpy(),
+        up,
+        down,
+        index.cpu().numpy(),
+        share.cpu().numpy(),
+        backend="reference",
+        gate_up_bias=ub.float().cpu().numpy(),
+        down_bias=db.float().cpu().numpy(),
+        **options,
+    )
     close(y, want, torch.float16)
 
 
@@ -176,9 +183,16 @@ def test_case_44_gates_and_ups_with_a_factor_each(dtype, gate):
         assert y.dtype == dtype
         host = {name: b.float().cpu().numpy() for name, b in options.items() if name != "gate"}
         want = ops.experts(
-            x.float().cpu().numpy(), gates, down, index.cpu().numpy(), share.cpu().numpy(), up=ups, backend="reference",
-            gate=gate, **host,
-        )  # fmt: skip
+            x.float().cpu().numpy(),
+            gates,
+            down,
+            index.cpu().numpy(),
+            share.cpu().numpy(),
+            up=ups,
+            backend="reference",
+            gate=gate,
+            **host,
+        )
         close(y, want, dtype)
         if m:
             graph = torch.cuda.CUDAGraph()

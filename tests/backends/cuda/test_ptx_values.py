@@ -162,9 +162,17 @@ def test_experts_equal_the_reference(word, name, m, top, gate, interleaved, card
     x *= 0.001 if word == "nvfp4" else 0.05  # results stay below 65504
     y = experts.mixture(x, ((to_device(up, "cpu"), ub),), to_device(down, "cpu"), index, share, gate, interleaved, db)
     want = ops.experts(
-        x.float().numpy(), up, down, index.numpy(), share.numpy(), backend="reference", gate=gate,
-        interleaved=interleaved, gate_up_bias=ub.float().numpy(), down_bias=db.float().numpy(),
-    )  # fmt: skip
+        x.float().numpy(),
+        up,
+        down,
+        index.numpy(),
+        share.numpy(),
+        backend="reference",
+        gate=gate,
+        interleaved=interleaved,
+        gate_up_bias=ub.float().numpy(),
+        down_bias=db.float().numpy(),
+    )
     close(y, want, DTYPES[name])
 
 

@@ -76,7 +76,7 @@ def test_staged_scales_are_those_of_each_group(source, word, scale):
     kind = launch.E8M0_NORMAL.value if w.normal_scales else launch.SCALES[fmt.scale]
     config = SimpleNamespace(
         row_blocks=1, group=fmt.group_size, scale=kind, scale_bfloat=scale == "bfloat16", unit=0.5, scale_words=words
-    )  # fmt: skip
+    )
     stored = w.scales.view(torch.int16).reshape(4, -1).numpy()
     assert words
     assert stored.shape[1] % words == 0

@@ -33,7 +33,10 @@ def test_every_family_compiles(tmp_path, kernels):
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parents[2] / "support" / "cuda_compile.py"), *kernels],
-        env=environment, capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(kernels)

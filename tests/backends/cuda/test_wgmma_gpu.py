@@ -199,10 +199,17 @@ def test_blocks_of_experts_equal_the_reference(word, dtype):
                 own = [biases[0][:, i : i + f].contiguous() for i in (0, f)]
                 assert torch.equal(y, fused_experts.mixture(x, tuple(zip(stacks, own, strict=True)), *rest))
             want = ops.experts(
-                x.float().cpu().numpy(), up, down, index.cpu().numpy(), share.cpu().numpy(), backend="reference",
-                gate=gate, interleaved=interleaved, gate_up_bias=biases[0].float().cpu().numpy(),
+                x.float().cpu().numpy(),
+                up,
+                down,
+                index.cpu().numpy(),
+                share.cpu().numpy(),
+                backend="reference",
+                gate=gate,
+                interleaved=interleaved,
+                gate_up_bias=biases[0].float().cpu().numpy(),
                 down_bias=biases[1].float().cpu().numpy(),
-            )  # fmt: skip
+            )
             close(y, want, dtype)
             own = {"gate_up_bias": biases[0], "down_bias": biases[1]}
             close(ops.experts(x, pu, pd, index, share, gate=gate, interleaved=interleaved, **own), want, dtype)

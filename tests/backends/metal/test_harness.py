@@ -36,11 +36,13 @@ CLEAN = {
         lambda x: (x.reshape(2, 32)[:, 5:6] + x.reshape(2, 32)[:, np.arange(32) ^ 3] + x.reshape(2, 32)[:, 1:2]).reshape(-1),
     ),
     "a loop of barriers": (
-        ("threadgroup float t[64]; t[i] = x[i]; for (uint s = 32; s > 0; s /= 2) { B if (i < s) t[i] = t[i] + t[i + s]; }"
-         " B y[i] = t[0];").replace("B ", BARRIER),
+        (
+            "threadgroup float t[64]; t[i] = x[i]; for (uint s = 32; s > 0; s /= 2) { B if (i < s) t[i] = t[i] + t[i + s]; }"
+            " B y[i] = t[0];"
+        ).replace("B ", BARRIER),
         lambda x: np.full(64, x.sum()),
     ),
-}  # fmt: skip
+}
 
 
 SUBNORMAL = "y[i] = x[i] * 1.0e-38f * 0.125f;"

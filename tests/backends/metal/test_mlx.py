@@ -116,9 +116,12 @@ def test_the_stand_in_passes_short_arrays_as_constant(on_metal):
     from support.metal_cpu.mlx_stand_in import metal_kernel
 
     kernel = metal_kernel(
-        name="first", input_names=["x"], output_names=["y"], header="#include <metal_stdlib>\nusing namespace metal;\n"
-        "inline float first(const device float* p) { return p[0]; }\n", source="y[0] = first(x);",
-    )  # fmt: skip
+        name="first",
+        input_names=["x"],
+        output_names=["y"],
+        header="#include <metal_stdlib>\nusing namespace metal;\ninline float first(const device float* p) { return p[0]; }\n",
+        source="y[0] = first(x);",
+    )
     run = {"grid": (1, 1, 1), "threadgroup": (1, 1, 1), "output_shapes": [(1,)], "output_dtypes": [mx.float32]}
     assert kernel(inputs=[mx.arange(8).astype(mx.float32)], **run)[0].item() == 0
     with pytest.raises(MetalCompileError, match="no matching function"):
@@ -154,9 +157,12 @@ def test_weights_may_be_views_at_any_offset(on_metal, word):
 
     w = hm.prepare(numbers(word, (11, 128), 1))
     odd = replace(
-        w, codes=at_odd_offset(w.codes), scales=at_odd_offset(w.scales), factors=at_odd_offset(w.factors),
+        w,
+        codes=at_odd_offset(w.codes),
+        scales=at_odd_offset(w.scales),
+        factors=at_odd_offset(w.factors),
         addends=None if w.addends is None else at_odd_offset(w.addends),
-    )  # fmt: skip
+    )
     x = at_odd_offset(mx.array(np.random.default_rng(0).standard_normal((20, 128)).astype(np.float16)))
     for rows in (x[:1], x):
         np.testing.assert_array_equal(as_numpy(hm.linear(rows, odd)), as_numpy(hm.linear(rows, w)))
@@ -187,9 +193,12 @@ def test_the_stand_in_sees_a_misaligned_view(on_metal):
     from support.metal_cpu.mlx_stand_in import metal_kernel
 
     kernel = metal_kernel(
-        name="wide", input_names=["x"], output_names=["y"], header="#include <metal_stdlib>\nusing namespace metal;\n",
+        name="wide",
+        input_names=["x"],
+        output_names=["y"],
+        header="#include <metal_stdlib>\nusing namespace metal;\n",
         source="const half4 v = *(const device half4*)x; y[0] = float(v.x) + float(v.y) + float(v.z) + float(v.w);",
-    )  # fmt: skip
+    )
     run = {"grid": (1, 1, 1), "threadgroup": (1, 1, 1), "output_shapes": [(1,)], "output_dtypes": [mx.float32]}
     x = mx.arange(16).astype(mx.float16)
     assert kernel(inputs=[x], **run)[0].item() == 6
@@ -349,8 +358,12 @@ def checkpoint():
 def test_modules_of_a_model_are_replaced_and_compute_the_same():
     model, held = Model(), checkpoint()
     assert hm.replace_modules(model, held, prefix="model.") == [
-        "embed_tokens", "layers.0.o_proj", "layers.0.q_proj", "layers.1.o_proj", "layers.1.q_proj",
-    ]  # fmt: skip
+        "embed_tokens",
+        "layers.0.o_proj",
+        "layers.0.q_proj",
+        "layers.1.o_proj",
+        "layers.1.q_proj",
+    ]
     assert isinstance(model.layers[1].q_proj, hm.QLinear)
     dense = Model()
     dense.embed_tokens.weight = mx.array(held["model.embed_tokens"].dequantize())
@@ -529,10 +542,15 @@ def test_the_stand_in_writes_what_mlx_writes(schedule, capfd, tmp_path):
         def call(**given):
             ours.append(
                 whole_source(
-                    how["name"], how["header"], how["source"], how["input_names"], given["inputs"], how["output_names"],
+                    how["name"],
+                    how["header"],
+                    how["source"],
+                    how["input_names"],
+                    given["inputs"],
+                    how["output_names"],
                     given["output_dtypes"],
                 )[0]
-            )  # fmt: skip
+            )
             return real(**given, verbose=True)
 
         return call

@@ -20,9 +20,12 @@ def metal_bench():
     from support.metal_formats import backend
 
     return selftest.Bench(
-        "torch", backend(), lambda a, dtype: torch.from_numpy(np.ascontiguousarray(a, np.float32)).to(getattr(torch, dtype)),
-        lambda y: y.float().numpy(), lambda _: None,
-    )  # fmt: skip
+        "torch",
+        backend(),
+        lambda a, dtype: torch.from_numpy(np.ascontiguousarray(a, np.float32)).to(getattr(torch, dtype)),
+        lambda y: y.float().numpy(),
+        lambda _: None,
+    )
 
 
 VARIANTS = {"fused, plain"} | {

@@ -64,8 +64,9 @@ def test_geometry_and_refusals():
     fmt = format_named("iq2_xxs").with_(global_op="multiply")
     specs = family_of(fmt).geometry(fmt, (2, 3, 512))
     assert {name: (s.shape, s.dtype) for name, s in specs.items()} == {
-        "blocks": ((2, 3, 132), np.dtype(np.uint8)), "global_scale": ((2,), np.dtype(np.float32)),
-    }  # fmt: skip
+        "blocks": ((2, 3, 132), np.dtype(np.uint8)),
+        "global_scale": ((2,), np.dtype(np.float32)),
+    }
     with pytest.raises(ShapeError, match="must be a multiple of 256"):
         family_of(fmt).geometry(fmt, (3, 300))
     with pytest.raises(FormatError, match=r"float16 scale or minimum of 7e\+04"):

@@ -126,9 +126,13 @@ def temporary() -> tempfile.TemporaryDirectory[str]:
 
 
 def fuzz(
-    seconds: float, seed: int, crashers: Path | None = None, report: Callable[[dict[str, Any]], None] | None = None,
-    kinds: tuple[str, ...] = (), most_cases: int = 1 << 62,
-) -> dict[str, Any]:  # fmt: skip
+    seconds: float,
+    seed: int,
+    crashers: Path | None = None,
+    report: Callable[[dict[str, Any]], None] | None = None,
+    kinds: tuple[str, ...] = (),
+    most_cases: int = 1 << 62,
+) -> dict[str, Any]:
     """A run of `seconds` or `most_cases` in this process; returns the counts and the faults."""
     with temporary() as name:
         prepared = prepare(Path(name), kinds)

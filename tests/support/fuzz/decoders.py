@@ -212,8 +212,11 @@ PRODUCERS: dict[str, Callable[[Tensors, dict[str, Any]], np.ndarray]] = {
 
 def decode(producer: str, module: str, tensors: Tensors, config: dict[str, Any]) -> np.ndarray | None:
     """The values of one module of a file, or None (see above)."""
-    own = {n[len(module) + 1 :] if n[len(module)] == "." else n[len(module) :]: a
-           for n, a in tensors.items() if n.startswith(module) and len(n) > len(module) and n[len(module)] in "._"}  # fmt: skip
+    own = {
+        n[len(module) + 1 :] if n[len(module)] == "." else n[len(module) :]: a
+        for n, a in tensors.items()
+        if n.startswith(module) and len(n) > len(module) and n[len(module)] in "._"
+    }
     try:
         with np.errstate(all="ignore"):
             return PRODUCERS[producer](own, config).astype(np.float32)

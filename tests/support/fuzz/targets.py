@@ -43,9 +43,14 @@ ROOT = Path(halfbyte.__file__).parent
 PER_PRODUCER = 5
 """Golden files of a producer that are seeds."""
 METHODS = {
-    "autogptq": "gptq", "gptqmodel": "gptq", "autoawq": "awq", "compressed-tensors": "compressed-tensors",
-    "bitsandbytes": "bitsandbytes", "hqq": "hqq", "transformers-mxfp4": "mxfp4",
-}  # fmt: skip
+    "autogptq": "gptq",
+    "gptqmodel": "gptq",
+    "autoawq": "awq",
+    "compressed-tensors": "compressed-tensors",
+    "bitsandbytes": "bitsandbytes",
+    "hqq": "hqq",
+    "transformers-mxfp4": "mxfp4",
+}
 """quant_method that a producer's decoder is for."""
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello {{ 7 * 7 }}"}]
 
@@ -104,8 +109,10 @@ def golden_seeds(producer: str) -> list[Seed]:
 def gguf_seeds(rng: np.random.Generator) -> list[Seed]:
     """Tensors of many types under a llama's header; headers of each kind of vocabulary."""
     kinds = [Q4_0, Q8_0, Q4_K, Q6_K, MXFP4, NVFP4]
-    packed = [blocks(f"blk.0.{n}.weight", (2, 256), k, rng) for n, k in zip(("attn_q", "attn_k", "attn_v", "ffn_up", "ffn_down",
-              "ffn_gate"), kinds, strict=True)]  # fmt: skip
+    packed = [
+        blocks(f"blk.0.{n}.weight", (2, 256), k, rng)
+        for n, k in zip(("attn_q", "attn_k", "attn_v", "ffn_up", "ffn_down", "ffn_gate"), kinds, strict=True)
+    ]
     dense = [
         Tensor("output_norm.weight", (64,), F32, rng.standard_normal(64).astype("<f4").tobytes()),
         Tensor("output.weight", (64, 2), BF16, rng.integers(0, 1 << 14, 128, dtype=np.uint16).tobytes()),
@@ -209,10 +216,17 @@ def seeds(home: Path, kinds: tuple[str, ...] = ()) -> list[Seed]:
     if not kinds or "resume" in kinds:
         out.append(resume_seed(home))
     if "tokenizer" in kinds or (not kinds and sys.modules.get("transformers")):
-        names = {"tokenizer.json": TOKENIZER, "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<unk>",
-                 "chat_template": CHATML, "model_max_length": 64}, "config.json": MODEL_CONFIG,
-                 "generation_config.json": {"eos_token_id": [1, 2], "temperature": 0.5}}  # fmt: skip
+        names = {
+            "tokenizer.json": TOKENIZER,
+            "tokenizer_config.json": {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<unk>",
+                "chat_template": CHATML,
+                "model_max_length": 64,
+            },
+            "config.json": MODEL_CONFIG,
+            "generation_config.json": {"eos_token_id": [1, 2], "temperature": 0.5},
+        }
         files: Folder = {n: json.dumps(v).encode() for n, v in names.items()}
         out += 3 * [Seed("tokenizer", {"model.safetensors": safetensors_bytes({"model.norm.weight": w[0, :64]}), **files})]
     return [s for s in out if not kinds or s.kind in kinds]

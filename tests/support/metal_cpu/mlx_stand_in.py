@@ -72,9 +72,15 @@ def metal_kernel(
 
 
 def whole_source(
-    name: str, header: str, source: str, input_names: Sequence[str], arrays: Sequence[mx.array], output_names: Sequence[str],
-    output_dtypes: Sequence[mx.Dtype], template: Sequence[tuple[str, Any]] = (),
-) -> tuple[str, str]:  # fmt: skip
+    name: str,
+    header: str,
+    source: str,
+    input_names: Sequence[str],
+    arrays: Sequence[mx.array],
+    output_names: Sequence[str],
+    output_dtypes: Sequence[mx.Dtype],
+    template: Sequence[tuple[str, Any]] = (),
+) -> tuple[str, str]:
     """The source MLX would compile, and the kernel's name. Template arguments become types and
     constants of the body.
     """

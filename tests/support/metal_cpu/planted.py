@@ -52,7 +52,9 @@ FAULTS: dict[str, Planted] = {
         f"threadgroup float t[64]; if (i != 7) t[i] = x[i]; {BAR} y[i] = t[i];", "uninitialised: read at byte 28 of t"
     ),
     "uninitialised from the last group": Planted(
-        f"threadgroup float t[64]; if (g == 0) t[i] = x[i]; {BAR} y[64 * g + i] = t[i];", "uninitialised: read at byte 252 of t", 2
+        f"threadgroup float t[64]; if (g == 0) t[i] = x[i]; {BAR} y[64 * g + i] = t[i];",
+        "uninitialised: read at byte 252 of t",
+        2,
     ),
     "output read before it is written": Planted("y[i] += x[i];", "uninitialised: read at byte 0 of y"),
     "barrier in one branch": Planted(
@@ -82,9 +84,12 @@ FAULTS: dict[str, Planted] = {
         f"float s = 0.0f; if (i % 32 < 4) s = simd_sum(x[i]); else {{ {SIMD} }} y[i] = s;",
         "divergence: simdgroup_barrier reached here while other threads wait at simd_sum elsewhere",
     ),
-    "shuffle from a lane that is not there": Planted("y[i] = simd_shuffle(x[i], ushort(i == 40 ? 32 : 0));", "simd_shuffle from lane 32"),
+    "shuffle from a lane that is not there": Planted(
+        "y[i] = simd_shuffle(x[i], ushort(i == 40 ? 32 : 0));", "simd_shuffle from lane 32"
+    ),
     "read races with a write": Planted(
-        "threadgroup float t[64]; t[i] = x[i]; y[i] = i % 2 ? t[i - 1] : x[i];", "race: read at byte 0 of t after thread 0 wrote it"
+        "threadgroup float t[64]; t[i] = x[i]; y[i] = i % 2 ? t[i - 1] : x[i];",
+        "race: read at byte 0 of t after thread 0 wrote it",
     ),
     "write races with a read": Planted(
         f"threadgroup float t[64]; t[i] = x[i]; {BAR} float v = t[(i + 1) % 64]; t[i] = v; y[i] = v;",
@@ -94,9 +99,12 @@ FAULTS: dict[str, Planted] = {
         f"threadgroup float t[64]; t[i] = x[i]; {BAR} float v = i == 63 || i == 5 ? t[0] : x[i]; if (i == 5) t[0] = v; y[i] = v;",
         "race: write at byte 0 of t after thread 63 read it",
     ),
-    "two writes race": Planted("threadgroup float t[4]; t[i % 4] = x[i]; y[i] = t[i % 4];", "race: write at byte 0 of t after thread 0 wrote it"),
+    "two writes race": Planted(
+        "threadgroup float t[4]; t[i % 4] = x[i]; y[i] = t[i % 4];", "race: write at byte 0 of t after thread 0 wrote it"
+    ),
     "simdgroup barrier between simdgroups": Planted(
-        f"threadgroup float t[64]; t[i] = x[i]; {SIMD} y[i] = i < 32 ? x[i] : t[63 - i];", "race: read at byte 0 of t after thread 0 wrote it"
+        f"threadgroup float t[64]; t[i] = x[i]; {SIMD} y[i] = i < 32 ? x[i] : t[63 - i];",
+        "race: read at byte 0 of t after thread 0 wrote it",
     ),
     "a barrier for other memory": Planted(
         "threadgroup float t[64]; t[i] = x[i]; threadgroup_barrier(mem_flags::mem_device); y[i] = t[63 - i];",
@@ -121,7 +129,9 @@ FAULTS: dict[str, Planted] = {
         "of t after thread",
     ),
     "a place nobody writes": Planted("if (i != 50) y[i] = x[i];", "byte 200 of the output y was never written"),
-    "misaligned": Planted("y[i] = x[i]; if (i == 1) y[i] = (*(const device float2*)(x + 1)).x;", "misaligned: read of 8 bytes at byte 4 of x"),
+    "misaligned": Planted(
+        "y[i] = x[i]; if (i == 1) y[i] = (*(const device float2*)(x + 1)).x;", "misaligned: read of 8 bytes at byte 4 of x"
+    ),
     "misaligned by sixteen": Planted(
         "y[i] = x[i]; if (i == 1) y[i] = (*(const device float4*)(x + 2)).x;", "misaligned: read of 16 bytes at byte 8 of x"
     ),
@@ -129,7 +139,7 @@ FAULTS: dict[str, Planted] = {
     "too much threadgroup memory": Planted(
         f"threadgroup float t[8200]; t[i] = x[i]; {BAR} y[i] = t[i];", "32800 bytes of threadgroup memory; 32768 is all"
     ),
-}  # fmt: skip
+}
 
 
 def kernel(body: str, name: str = "k") -> str:

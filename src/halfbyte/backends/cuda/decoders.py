@@ -284,11 +284,14 @@ def _pairs() -> dict[tuple[int, str, str], PairDecoder]:
         out[2, element, FLOAT32] = PairDecoder(_pairs_of_2_bits(low, high))
         offset = ("0xc300c300", "0xc302c302")[off]
         out[2, element, BFLOAT] = PairDecoder(
-            ".reg .b32 u, v; " + _rows(  # 128 + q
+            ".reg .b32 u, v; "
+            + _rows(  # 128 + q
                 "shr.u32 t, w#, p0; mov.b32 k, 0x43004300; lop3.b32 u, t, 0x00030003, k, 0xea; shr.u32 t, t, 2;"
-                " lop3.b32 v, t, 0x00030003, k, 0xea; prmt.b32 y#, u, v, 0x5410; prmt.b32 q#, u, v, 0x7632; "),
-            _bfloat_constant(offset, ("c",) * 4, four), "" if off else _bfloat_constant(offset, ("z0", "z1", "z0", "z1"), four),
-        )  # fmt: skip
+                " lop3.b32 v, t, 0x00030003, k, 0xea; prmt.b32 y#, u, v, 0x5410; prmt.b32 q#, u, v, 0x7632; "
+            ),
+            _bfloat_constant(offset, ("c",) * 4, four),
+            "" if off else _bfloat_constant(offset, ("z0", "z1", "z0", "z1"), four),
+        )
         # 1024 + q in row g, 1024 + 16 q in row g + 8; a zero point comes with the same offsets.
         low, high = (("0x64006400", "0xd400d400"), ("0x64086408", "0xd480d480"))[off]
         codes = (
@@ -305,9 +308,10 @@ def _pairs() -> dict[tuple[int, str, str], PairDecoder]:
         offset = ("0xc300c300", "0xc308c308")[off]
         out[4, element, BFLOAT] = PairDecoder(
             "mov.b32 k, 0x43004300; " + _rows("shr.u32 t, w0, p#; lop3.b32 y#, t, 0x000f000f, k, 0xea; "),
-            _bfloat_constant(offset, ("c", "c"), four[:2]), "" if off else _bfloat_constant(offset, ("z0", "z1"), four[:2]),
+            _bfloat_constant(offset, ("c", "c"), four[:2]),
+            "" if off else _bfloat_constant(offset, ("z0", "z1"), four[:2]),
             positions=shift_by_row,
-        )  # fmt: skip
+        )
         codes = "mov.b32 k, 0x64646464; prmt.b32 y0, w0, k, 0x4140; prmt.b32 y1, w0, k, 0x4342; "  # 1024 + q
         constant = f"mov.b32 k, {('0x64006400', '0x64806480')[off]}; " + _rows("sub.rn.f16x2 y#, y#, k; ")
         out[8, element, HALF] = PairDecoder(codes, constant, "" if off else _ZERO16)
@@ -321,7 +325,7 @@ def _pairs() -> dict[tuple[int, str, str], PairDecoder]:
         " and.b32 y1, y1, 0x81c081c0; mov.b32 c, 0x80008000; ",
         power="mov.b32 k, 0x7e807e80; " + _rows("fma.rn.bf16x2 y#, y#, k, c; "),
         positions=((even, (even_high[0], 9)), (odd, (odd_high[0], 68))),
-    )  # fmt: skip
+    )
     for arithmetic in (HALF, FLOAT32):
         out[8, "e4m3", arithmetic] = PairDecoder(
             ".reg .b16 l, h; mov.b32 {l, h}, w0; cvt.rn.f16x2.e4m3x2 y0, l; cvt.rn.f16x2.e4m3x2 y1, h; "
@@ -439,9 +443,10 @@ def _lanes() -> dict[tuple[int, str, str], PairDecoder]:
             out[bits, element, SUBNORMAL] = PairDecoder(joined_planes(bits, "0"))
             offset, results = f"{0xC300C300 + off * 0x10001:#010x}", ("y0", "y1")
             out[bits, element, BFLOAT] = PairDecoder(
-                joined_planes(bits, "0x43004300"), _bfloat_constant(offset, ("c", "c"), results),
+                joined_planes(bits, "0x43004300"),
+                _bfloat_constant(offset, ("c", "c"), results),
                 "" if off else _bfloat_constant(offset, ("z0", "z1"), results),
-            )  # fmt: skip
+            )
     for element, (up, mask, lacks) in FIELDS_OF_6_BITS.items():
         power = f"{(15 + lacks << 10) * 0x10001:#010x}"
         fields = f"shl.b32 t, y#, {up}; and.b32 t, t, {mask}; shl.b32 y#, y#, 10; lop3.b32 y#, y#, 0x80008000, t, 0xea; "

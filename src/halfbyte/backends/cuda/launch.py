@@ -54,10 +54,19 @@ def format_of(w: CudaWeight, packed: bool = True) -> Format:
     if packed and kind == TABLE.value and f.bits == 4:
         kind = LANES.value  # a table in a warp's lanes is 2.6 times as fast as one in memory at m = 1 (H100)
     return Format(
-        words=w.words, group=group_elements(w), kind=kind, bits=f.bits, scale=SCALES[f.scale], addend=addend_kind(w),
-        per_super=super_per(w), global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, units=w.tiled,
-        lanes=w.lanes, **(word_decoders(f.bits, f.element) if packed else {}),
-    )  # fmt: skip
+        words=w.words,
+        group=group_elements(w),
+        kind=kind,
+        bits=f.bits,
+        scale=SCALES[f.scale],
+        addend=addend_kind(w),
+        per_super=super_per(w),
+        global_op=GLOBAL_OPS[f.global_op],
+        divide=f.divisor != 1.0,
+        units=w.tiled,
+        lanes=w.lanes,
+        **(word_decoders(f.bits, f.element) if packed else {}),
+    )
 
 
 def word_decoders(bits: int, element: str) -> dict[str, Any]:
@@ -192,8 +201,9 @@ def matmul(
         return y
     arguments = m, n, x.stride(0), scale_groups(w), float(w.format.divisor)
     constants = {
-        "format": format_of(w, packed), "tile": MatmulTile(bias is not None, tile.split, tile.tokens, tile.rows, tile.words)
-    }  # fmt: skip
+        "format": format_of(w, packed),
+        "tile": MatmulTile(bias is not None, tile.split, tile.tokens, tile.rows, tile.words),
+    }
     with gpu.use(w.device):
         compiled = matmul_kernel[grid](
             *first, *arguments, **constants, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False
@@ -223,11 +233,21 @@ def tiled(
     stages = 1 if schedule == "single-stage" else tile.stages
     with gpu.use(w.device):
         (striped_kernel if scratch else tile_kernel)[(programs,)](
-            y, x, w.scales if bias is None else bias, pointers_of(w), *scratch, m, n, x.stride(0), scale_groups(w),
-            float(w.format.divisor), format=format_of(w, packed),
-            tile=TiledTile(bias is not None, tile.tokens, tile.rows, tile.words, stages), num_warps=tile.warps,
+            y,
+            x,
+            w.scales if bias is None else bias,
+            pointers_of(w),
+            *scratch,
+            m,
+            n,
+            x.stride(0),
+            scale_groups(w),
+            float(w.format.divisor),
+            format=format_of(w, packed),
+            tile=TiledTile(bias is not None, tile.tokens, tile.rows, tile.words, stages),
+            num_warps=tile.warps,
             enable_fp_fusion=False,
-        )  # fmt: skip
+        )
     return y
 
 
@@ -308,9 +328,15 @@ def fragments(
     arguments = (blocks, m, n, pairs.stride(0), factors, max(w.top, 0), tiles)
     with gpu.use(w.device):
         compiled = fragment_kernel[grid](
-            y, pairs, weight, *arguments, plan=plan, **gpu.launch_options(w.device),
-            num_warps=tile.input_warps * tile.row_warps, enable_fp_fusion=False,
-        )  # fmt: skip
+            y,
+            pairs,
+            weight,
+            *arguments,
+            plan=plan,
+            **gpu.launch_options(w.device),
+            num_warps=tile.input_warps * tile.row_warps,
+            enable_fp_fusion=False,
+        )
         if key is not None and compiled is not None:
             same = (weight, *arguments, plan) if bias is None and x_scales is None else (*arguments, plan)
             w.launches[key] = cached(compiled, grid, same, rest)
@@ -348,15 +374,36 @@ def _fragment_plan(
     table = s if w.table is None else w.table
     weight = (w.planes[widths[0]], w.planes[widths[-1]], table, s, *rest)
     plan = make_plan(
-        units=w.fragments, groups=scale_groups(w), group=group, kind=ELEMENTS[w.format.element], bits=w.format.bits, scale=scale,
-        addend=addend_kind(w), per_super=super_per(w), global_op=GLOBAL_OPS[w.format.global_op],
-        divide=w.format.divisor != 1.0, has_bias=has_bias, x_scaled=x_scales is not None, half=half, row_tiles=tile.rows,
+        units=w.fragments,
+        groups=scale_groups(w),
+        group=group,
+        kind=ELEMENTS[w.format.element],
+        bits=w.format.bits,
+        scale=scale,
+        addend=addend_kind(w),
+        per_super=super_per(w),
+        global_op=GLOBAL_OPS[w.format.global_op],
+        divide=w.format.divisor != 1.0,
+        has_bias=has_bias,
+        x_scaled=x_scales is not None,
+        half=half,
+        row_tiles=tile.rows,
         columns=tile.columns,
-        input_warps=tile.input_warps, row_warps=tile.row_warps, step=step, set=groups, tokens=columns, ahead=tile.ahead,
-        scaled=finished, routed=routed, gate=gate, fp8=gpu.converts_fp8(w.device), pdl=gpu.supports_pdl(w.device),
-        plane=widths[0] if w.lanes else 0, more=widths[1] if len(widths) == 2 else 0,
+        input_warps=tile.input_warps,
+        row_warps=tile.row_warps,
+        step=step,
+        set=groups,
+        tokens=columns,
+        ahead=tile.ahead,
+        scaled=finished,
+        routed=routed,
+        gate=gate,
+        fp8=gpu.converts_fp8(w.device),
+        pdl=gpu.supports_pdl(w.device),
+        plane=widths[0] if w.lanes else 0,
+        more=widths[1] if len(widths) == 2 else 0,
         element=w.format.element if w.lanes else "",
-    )  # fmt: skip
+    )
     return plan, weight, unit
 
 

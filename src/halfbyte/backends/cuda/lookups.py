@@ -97,8 +97,12 @@ def hold_table(TABLE, KIND: tl.constexpr):
             """.shared .align 16 .b32 halfbyte_table[16];
             { .reg .b32 a, o; mov.u32 a, halfbyte_table; shl.b32 o, $1, 2; add.u32 a, a, o; st.shared.b32 [a], $2;
             mov.b32 $0, o; }""",
-            "=&r,r,r", [i % 16, v.to(tl.int32, bitcast=True)], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
+            "=&r,r,r",
+            [i % 16, v.to(tl.int32, bitcast=True)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
         tl.debug_barrier()
 
 

@@ -165,9 +165,7 @@ def to_fragments(codes: U8, k: int, by_16: bool = False, element: str = "uint", 
     return out
 
 
-def from_fragments(
-    words: NDArray[np.int32], n: int, k: int, by_16: bool = False, element: str = "uint", bits: int = 4
-) -> U8:  # fmt: skip
+def from_fragments(words: NDArray[np.int32], n: int, k: int, by_16: bool = False, element: str = "uint", bits: int = 4) -> U8:
     """Inverse of `to_fragments`."""
     if bits == 2:
         tiles, units = words.shape[:2]

@@ -127,9 +127,20 @@ class Relaunch:
                 values.append(addresses(a))
         run = self._run
         self._launch(
-            *grid, stream, self._function, run.launch_cooperative_grid, run.launch_pdl, None, None, self._metadata, None, None,
-            None, *values, *rest,
-        )  # fmt: skip
+            *grid,
+            stream,
+            self._function,
+            run.launch_cooperative_grid,
+            run.launch_pdl,
+            None,
+            None,
+            self._metadata,
+            None,
+            None,
+            None,
+            *values,
+            *rest,
+        )
 
     def keep(self, maps: tuple[TensorMap, ...]) -> None:
         """Encode once the maps of tensors that do not change, the last ones that the kernel takes."""

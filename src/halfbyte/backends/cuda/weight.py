@@ -200,10 +200,14 @@ class CudaWeight:
                 return None if t is None else t[first // each : -(-end // each)]
 
             block = self.launches["rows", first, end] = replace(
-                self, shape=(end - first, self.shape[1]), planes={b: take(p) for b, p in self.planes.items()},
-                scales=take(self.scales), addend=take(self.addend), super_scales=take(self.super_scales),
+                self,
+                shape=(end - first, self.shape[1]),
+                planes={b: take(p) for b, p in self.planes.items()},
+                scales=take(self.scales),
+                addend=take(self.addend),
+                super_scales=take(self.super_scales),
                 super_mins=take(self.super_mins),
-            )  # fmt: skip
+            )
         return block
 
     def expert(self, index: int) -> CudaWeight:
@@ -213,10 +217,24 @@ class CudaWeight:
             return None if t is None else t[index]
 
         return CudaWeight(
-            self.format, self.shape[1:], {b: p[index] for b, p in self.planes.items()}, take(self.scales), take(self.addend),
-            take(self.super_scales), take(self.super_mins), take(self.global_scale), self.table, self.order, self.exact_half,
-            self.normal_scales, self.scales_half, self.plain_scales, self.top, self.spread, self.lanes,
-        )  # fmt: skip
+            self.format,
+            self.shape[1:],
+            {b: p[index] for b, p in self.planes.items()},
+            take(self.scales),
+            take(self.addend),
+            take(self.super_scales),
+            take(self.super_mins),
+            take(self.global_scale),
+            self.table,
+            self.order,
+            self.exact_half,
+            self.normal_scales,
+            self.scales_half,
+            self.plain_scales,
+            self.top,
+            self.spread,
+            self.lanes,
+        )
 
 
 def tensor_of(array: NDArray[Any], device: Any) -> Any:
@@ -334,10 +352,24 @@ def to_device(q: QTensor, device: Any, lanes: bool | None = None) -> CudaWeight:
     whole = tensor_of(q.parts["global_scale"], device) if "global_scale" in q.parts else None
     table = tensor_of(element_table(fmt.element, fmt.bits).astype(np.float32), device) if fmt.element in TABLES else None
     packed = CudaWeight(
-        fmt, q.shape, planes, spread(q.parts["scales"]), addend, supers["super_scales"], supers["super_mins"], whole, table,
-        None if order is None else tensor_of(order, device), _exact_half(q), _normal_scales(q), _scales_half(q),
-        _plain_scales(q), _top(q), _spread(q), lanes,
-    )  # fmt: skip
+        fmt,
+        q.shape,
+        planes,
+        spread(q.parts["scales"]),
+        addend,
+        supers["super_scales"],
+        supers["super_mins"],
+        whole,
+        table,
+        None if order is None else tensor_of(order, device),
+        _exact_half(q),
+        _normal_scales(q),
+        _scales_half(q),
+        _plain_scales(q),
+        _top(q),
+        _spread(q),
+        lanes,
+    )
     synchronize(device)
     return packed
 
@@ -372,10 +404,11 @@ def _lanes_of(codes: NDArray[np.uint8], k: int, fmt: Format, device: Any) -> dic
         return each[0]
     tile = -(-n // TILE_ROWS), -(-k // 64), 32
     return {
-        plane: torch.cat([one[plane] for one in each]).reshape(*lead, *tile, plane) if each
+        plane: torch.cat([one[plane] for one in each]).reshape(*lead, *tile, plane)
+        if each
         else torch.empty((*lead, *tile, plane), dtype=torch.int32, device=device)
         for plane in PLANES[fmt.bits]
-    }  # fmt: skip
+    }
 
 
 def synchronize(device: Any) -> None:

@@ -99,10 +99,20 @@ class MetalBackend(Backend):
         return torch.stack([launch.dequantize(self.runtime, w.data.expert(e), dtype) for e in range(w.shape[0])])
 
     def experts(
-        self, x: Any, gate_up: Prepared, down: Prepared, topk_ids: Any, topk_weights: Any, *, gate: str = "swiglu",
-        interleaved: bool = False, gate_up_bias: Any | None = None, down_bias: Any | None = None, up: Prepared | None = None,
+        self,
+        x: Any,
+        gate_up: Prepared,
+        down: Prepared,
+        topk_ids: Any,
+        topk_weights: Any,
+        *,
+        gate: str = "swiglu",
+        interleaved: bool = False,
+        gate_up_bias: Any | None = None,
+        down_bias: Any | None = None,
+        up: Prepared | None = None,
         up_bias: Any | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         from .experts import experts, refuse_two_stacks
 
         refuse_two_stacks(up)
@@ -112,9 +122,17 @@ class MetalBackend(Backend):
             low, high = int(topk_ids.min()), int(topk_ids.max())
             raise ShapeError(f"[experts] topk_ids run from {low} to {high}; there are experts 0 to {e - 1}")
         return experts(
-            self.runtime, x, gate_up.data, down.data, topk_ids, topk_weights, gate=gate, interleaved=interleaved,
-            gate_up_bias=gate_up_bias, down_bias=down_bias,
-        )  # fmt: skip
+            self.runtime,
+            x,
+            gate_up.data,
+            down.data,
+            topk_ids,
+            topk_weights,
+            gate=gate,
+            interleaved=interleaved,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+        )
 
     def expert(self, w: Prepared, index: int) -> Prepared:
         packed = w.data.expert(index)

@@ -21,9 +21,12 @@ FUSED_FLOATS = TILE * 36
 FUSED = {"": 4 * 16, "wide": 4 * 96}
 """Variant of the fused schedule -> float4 of staging, of four simdgroups."""
 E2M1_DECODERS = {
-    "": "e2m1_code", "single": "e2m1_single_code", "subnormal": "e2m1_subnormal_code", "constant": "e2m1_constant_code",
+    "": "e2m1_code",
+    "single": "e2m1_single_code",
+    "subnormal": "e2m1_subnormal_code",
+    "constant": "e2m1_constant_code",
     "threadgroup": "e2m1_threadgroup_code",
-}  # fmt: skip
+}
 """Decoders of E2M1: "" in pairs, which every kernel uses; the others are variants of two kernels,
 to be compared on a Mac.
 """
@@ -34,9 +37,13 @@ ELEMENTS = {
     "nf4_modelopt": "nf4_modelopt_code",
 }  # fmt: skip
 SCALES = {
-    "float16": "float_scale<half>", "bfloat16": "float_scale<bfloat>", "float32": "float_scale<float>", "e8m0": "e8m0_scale",
-    "e4m3": "e4m3_scale", "ue4m3": "ue4m3_scale",
-}  # fmt: skip
+    "float16": "float_scale<half>",
+    "bfloat16": "float_scale<bfloat>",
+    "float32": "float_scale<float>",
+    "e8m0": "e8m0_scale",
+    "e4m3": "e4m3_scale",
+    "ue4m3": "ue4m3_scale",
+}
 SCALE_DTYPES = {"e8m0": "uint8", "e4m3": "uint8", "ue4m3": "uint8"}
 FACTORS = {"": "NO_FACTOR", "multiply": "MULTIPLY", "divide": "DIVIDE"}
 GATES = {"none": "NONE", "swiglu": "SWIGLU", "swiglu_clamped": "SWIGLU_CLAMPED", "geglu": "GEGLU"}
@@ -110,9 +117,14 @@ def dequantize(fmt: Format, dtype: str, gather: bool = False) -> Kernel:
         + "    thread_position_in_grid.xy);\n"
     )
     return Kernel(
-        _name("embedding" if gather else "dequantize", fmt, dtype), (*weight_buffers(fmt), Buffer("ids", "int32"), _LAST[1]),
-        ("units", "groups", "k", "rows"), ("divisor",), (Buffer("y", dtype),), _body(fmt, dtype, body), (SIMDGROUP, 4, 1),
-    )  # fmt: skip
+        _name("embedding" if gather else "dequantize", fmt, dtype),
+        (*weight_buffers(fmt), Buffer("ids", "int32"), _LAST[1]),
+        ("units", "groups", "k", "rows"),
+        ("divisor",),
+        (Buffer("y", dtype),),
+        _body(fmt, dtype, body),
+        (SIMDGROUP, 4, 1),
+    )
 
 
 def embedding(fmt: Format, dtype: str) -> Kernel:
@@ -132,10 +144,14 @@ def matvec(fmt: Format, dtype: str, tokens: int = 1, decoder: str = "") -> Kerne
         + "    simdgroup_index_in_threadgroup, thread_index_in_simdgroup);\n"
     )
     return Kernel(
-        _name("matvec", fmt, dtype, f"t{tokens}", *filter(None, [decoder])), (*weight_buffers(fmt), Buffer("x", dtype), *_LAST),
-        ("units", "groups", "m", "n", "x_row", "has_bias"), ("divisor",), (Buffer("y", dtype),),
-        _body(fmt, dtype, body, decoder=decoder), (SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1),
-    )  # fmt: skip
+        _name("matvec", fmt, dtype, f"t{tokens}", *filter(None, [decoder])),
+        (*weight_buffers(fmt), Buffer("x", dtype), *_LAST),
+        ("units", "groups", "m", "n", "x_row", "has_bias"),
+        ("divisor",),
+        (Buffer("y", dtype),),
+        _body(fmt, dtype, body, decoder=decoder),
+        (SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1),
+    )
 
 
 def _gemm(function: str, name: str, floats: int, fmt: Format, dtype: str) -> Kernel:
@@ -147,9 +163,14 @@ def _gemm(function: str, name: str, floats: int, fmt: Format, dtype: str) -> Ker
         + "    thread_index_in_simdgroup);\n"
     )
     return Kernel(
-        name, (*weight_buffers(fmt), Buffer("x", dtype), *_LAST), ("units", "groups", "m", "n", "x_row", "has_bias"),
-        ("divisor",), (Buffer("y", dtype),), _body(fmt, dtype, body), GEMM_GROUP,
-    )  # fmt: skip
+        name,
+        (*weight_buffers(fmt), Buffer("x", dtype), *_LAST),
+        ("units", "groups", "m", "n", "x_row", "has_bias"),
+        ("divisor",),
+        (Buffer("y", dtype),),
+        _body(fmt, dtype, body),
+        GEMM_GROUP,
+    )
 
 
 def gemm_single_stage(fmt: Format, dtype: str) -> Kernel:
@@ -177,10 +198,14 @@ def gemm_striped(fmt: Format, dtype: str) -> Kernel:
         + "    threadgroup_position_in_grid.x, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);\n"
     )
     return Kernel(
-        _gemm_name(fmt, dtype, "striped"), (*weight_buffers(fmt), Buffer("x", dtype)),
-        ("units", "groups", "m", "n", "x_row", "per_stripe"), (), (Buffer("pieces", "float32"),), _body(fmt, dtype, body),
+        _gemm_name(fmt, dtype, "striped"),
+        (*weight_buffers(fmt), Buffer("x", dtype)),
+        ("units", "groups", "m", "n", "x_row", "per_stripe"),
+        (),
+        (Buffer("pieces", "float32"),),
+        _body(fmt, dtype, body),
         GEMM_GROUP,
-    )  # fmt: skip
+    )
 
 
 def gemm_striped_reduce(global_op: str, dtype: str) -> Kernel:
@@ -190,9 +215,14 @@ def gemm_striped_reduce(global_op: str, dtype: str) -> Kernel:
         "    factors[0], divisor, y, uint(m), uint(n), uint(units), uint(per_stripe), thread_position_in_grid.xy);\n"
     )
     return Kernel(
-        "_".join(filter(None, ["gemm_striped_reduce", global_op, MSL_TYPES[dtype]])), (Buffer("pieces", "float32"), *_LAST),
-        ("units", "m", "n", "per_stripe", "has_bias"), ("divisor",), (Buffer("y", dtype),), f"  {lines}", (SIMDGROUP, 4, 1),
-    )  # fmt: skip
+        "_".join(filter(None, ["gemm_striped_reduce", global_op, MSL_TYPES[dtype]])),
+        (Buffer("pieces", "float32"), *_LAST),
+        ("units", "m", "n", "per_stripe", "has_bias"),
+        ("divisor",),
+        (Buffer("y", dtype),),
+        f"  {lines}",
+        (SIMDGROUP, 4, 1),
+    )
 
 
 def gemm_fused(fmt: Format, dtype: str, variant: str = "", decoder: str = "") -> Kernel:
@@ -249,19 +279,26 @@ def experts_matvec(fmt: Format, dtype: str, gate: str, down: bool) -> Kernel:
     return Kernel(
         _name("experts_matvec", fmt, dtype, gate, *(["down"] if down else [])),
         (*weight_buffers(fmt), Buffer("x", dtype), Buffer("indices", "int32"), *_LAST),
-        ("units", "groups", "n", "x_row", "top_k", "half_rows", "has_bias"), ("divisor", "limit", "alpha"),
-        (Buffer("y", "float32"),), _body(fmt, dtype, body), (SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1),
-    )  # fmt: skip
+        ("units", "groups", "n", "x_row", "top_k", "half_rows", "has_bias"),
+        ("divisor", "limit", "alpha"),
+        (Buffer("y", "float32"),),
+        _body(fmt, dtype, body),
+        (SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1),
+    )
 
 
 def experts_combine(dtype: str) -> Kernel:
     """Routed results weighted and added."""
     return Kernel(
-        f"experts_combine_{MSL_TYPES[dtype]}", (Buffer("routed", "float32"), Buffer("shares", "float32")), ("m", "h", "top_k"),
-        (), (Buffer("y", dtype),),
+        f"experts_combine_{MSL_TYPES[dtype]}",
+        (Buffer("routed", "float32"), Buffer("shares", "float32")),
+        ("m", "h", "top_k"),
+        (),
+        (Buffer("y", dtype),),
         f"  halfbyte::experts_combine<{MSL_TYPES[dtype]}>(routed, shares, y, uint(m), uint(h), uint(top_k), "
-        "thread_position_in_grid.xy);\n", (SIMDGROUP, 4, 1),
-    )  # fmt: skip
+        "thread_position_in_grid.xy);\n",
+        (SIMDGROUP, 4, 1),
+    )
 
 
 def rmsnorm_matvec(fmt: Format, dtype: str) -> Kernel:
@@ -273,10 +310,14 @@ def rmsnorm_matvec(fmt: Format, dtype: str) -> Kernel:
         + "    partial, threadgroup_position_in_grid.x, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);\n"
     )
     return Kernel(
-        _name("rmsnorm_matvec", fmt, dtype), (*weight_buffers(fmt), Buffer("x", dtype), Buffer("gain", dtype), _LAST[1]),
-        ("units", "groups", "n", "k"), ("divisor", "eps"), (Buffer("y", dtype),), _body(fmt, dtype, body),
+        _name("rmsnorm_matvec", fmt, dtype),
+        (*weight_buffers(fmt), Buffer("x", dtype), Buffer("gain", dtype), _LAST[1]),
+        ("units", "groups", "n", "k"),
+        ("divisor", "eps"),
+        (Buffer("y", dtype),),
+        _body(fmt, dtype, body),
         (SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1),
-    )  # fmt: skip
+    )
 
 
 NAMED: dict[str, Callable[[Format, str], Kernel]] = {

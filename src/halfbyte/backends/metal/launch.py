@@ -45,9 +45,13 @@ def dequantize(runtime: Runtime, w: MetalWeight, dtype: str, ids: Any | None = N
     across, down, _ = kernel.group
     threads = (ceil_div(w.units, across) * across, ceil_div(rows, down) * down, 1)
     (y,) = runtime.run(
-        kernel, [*weight_arrays(runtime, w), index, w.factors], [w.units, w.groups, k, rows], [w.format.divisor], [(rows, k)],
+        kernel,
+        [*weight_arrays(runtime, w), index, w.factors],
+        [w.units, w.groups, k, rows],
+        [w.format.divisor],
+        [(rows, k)],
         threads,
-    )  # fmt: skip
+    )
     return y if w.order is None else runtime.take_columns(y, w.order)
 
 
@@ -130,15 +134,23 @@ def striped(p: Product) -> Any:
     stripes = ceil_div(tiles * steps, per_stripe)
     first = kernels.gemm_striped(w.format, p.dtype)
     (pieces,) = runtime.run(
-        first, [*weight_arrays(runtime, w), p.x], [w.units, w.groups, p.m, p.n, p.stride, per_stripe], [],
-        [(stripes + tiles, TILE, TILE)], (stripes * GEMM_GROUP[0], 1, 1),
-    )  # fmt: skip
+        first,
+        [*weight_arrays(runtime, w), p.x],
+        [w.units, w.groups, p.m, p.n, p.stride, per_stripe],
+        [],
+        [(stripes + tiles, TILE, TILE)],
+        (stripes * GEMM_GROUP[0], 1, 1),
+    )
     second = kernels.gemm_striped_reduce(w.format.global_op, p.dtype)
     across, down, _ = second.group
     (y,) = runtime.run(
-        second, [pieces, p.bias, w.factors], [w.units, p.m, p.n, per_stripe, p.has_bias], [w.format.divisor], [(p.m, p.n)],
+        second,
+        [pieces, p.bias, w.factors],
+        [w.units, p.m, p.n, per_stripe, p.has_bias],
+        [w.format.divisor],
+        [(p.m, p.n)],
         (ceil_div(p.n, across) * across, ceil_div(p.m, down) * down, 1),
-    )  # fmt: skip
+    )
     return y
 
 
@@ -150,7 +162,11 @@ def rmsnorm_matvec(runtime: Runtime, x: Any, gain: Any, w: MetalWeight, eps: flo
     kernel = kernels.rmsnorm_matvec(w.format, runtime.dtype_of(x))
     threads = (ceil_div(n, MATVEC_ROWS) * SIMDGROUP * MATVEC_SIMDGROUPS, 1, 1)
     (y,) = runtime.run(
-        kernel, [*weight_arrays(runtime, w), row, gains, w.factors], [w.units, w.groups, n, k], [w.format.divisor, eps], [(n,)],
+        kernel,
+        [*weight_arrays(runtime, w), row, gains, w.factors],
+        [w.units, w.groups, n, k],
+        [w.format.divisor, eps],
+        [(n,)],
         threads,
-    )  # fmt: skip
+    )
     return y

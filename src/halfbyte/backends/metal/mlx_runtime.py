@@ -22,9 +22,14 @@ from .source import Kernel, shared_source
 from .weight import FEWEST_ELEMENTS
 
 DTYPES = {
-    "float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16, "int32": mx.int32, "uint8": mx.uint8,
-    "uint32": mx.uint32, "int16": mx.int16,
-}  # fmt: skip
+    "float32": mx.float32,
+    "float16": mx.float16,
+    "bfloat16": mx.bfloat16,
+    "int32": mx.int32,
+    "uint8": mx.uint8,
+    "uint32": mx.uint32,
+    "int16": mx.int16,
+}
 
 
 class MLXRuntime:
@@ -88,21 +93,32 @@ class MLXRuntime:
         return order.astype(mx.int32), offsets
 
     def run(
-        self, kernel: Kernel, inputs: Sequence[Any], ints: Sequence[int], floats: Sequence[float], shapes: Sequence[Shape],
+        self,
+        kernel: Kernel,
+        inputs: Sequence[Any],
+        ints: Sequence[int],
+        floats: Sequence[float],
+        shapes: Sequence[Shape],
         threads: tuple[int, int, int],
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         function = self._kernels.get(kernel.name)
         if function is None:
             function = self._kernels[kernel.name] = self.metal_kernel(
-                name=kernel.name, input_names=[*(b.name for b in kernel.inputs), *kernel.ints, *kernel.floats],
-                output_names=[b.name for b in kernel.outputs], source=kernel.body, header=shared_source(),
-            )  # fmt: skip
+                name=kernel.name,
+                input_names=[*(b.name for b in kernel.inputs), *kernel.ints, *kernel.floats],
+                output_names=[b.name for b in kernel.outputs],
+                source=kernel.body,
+                header=shared_source(),
+            )
         arrays = [_at_least(a) for a in inputs]
         numbers = [*(mx.array(i, mx.int32) for i in ints), *(mx.array(f, mx.float32) for f in floats)]
         outputs: list[Any] = function(
-            inputs=[*arrays, *numbers], grid=threads, threadgroup=kernel.group, output_shapes=list(shapes),
+            inputs=[*arrays, *numbers],
+            grid=threads,
+            threadgroup=kernel.group,
+            output_shapes=list(shapes),
             output_dtypes=[DTYPES[b.dtype] for b in kernel.outputs],
-        )  # fmt: skip
+        )
         return outputs
 
 

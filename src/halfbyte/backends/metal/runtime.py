@@ -61,7 +61,12 @@ class Runtime(Protocol):
         """
 
     def run(
-        self, kernel: Kernel, inputs: Sequence[Any], ints: Sequence[int], floats: Sequence[float], shapes: Sequence[Shape],
+        self,
+        kernel: Kernel,
+        inputs: Sequence[Any],
+        ints: Sequence[int],
+        floats: Sequence[float],
+        shapes: Sequence[Shape],
         threads: tuple[int, int, int],
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         """Run `threads` threads of `kernel`."""

@@ -24,13 +24,21 @@ PREAMBLE = (
 remainders would be wrong.
 """
 MSL_TYPES = {
-    "float32": "float", "float16": "half", "bfloat16": "bfloat", "uint8": "uchar", "uint32": "uint", "int16": "short",
+    "float32": "float",
+    "float16": "half",
+    "bfloat16": "bfloat",
+    "uint8": "uchar",
+    "uint32": "uint",
+    "int16": "short",
     "int32": "int",
-}  # fmt: skip
+}
 _ATTRIBUTES = {
-    "thread_position_in_grid": "uint3", "threadgroup_position_in_grid": "uint3", "simdgroup_index_in_threadgroup": "uint",
-    "thread_index_in_simdgroup": "uint", "thread_index_in_threadgroup": "uint",
-}  # fmt: skip
+    "thread_position_in_grid": "uint3",
+    "threadgroup_position_in_grid": "uint3",
+    "simdgroup_index_in_threadgroup": "uint",
+    "thread_index_in_simdgroup": "uint",
+    "thread_index_in_threadgroup": "uint",
+}
 
 
 @dataclass(frozen=True)

@@ -83,9 +83,14 @@ class TorchRuntime:
         return order.to(torch.int32), offsets.to(torch.int32)
 
     def run(
-        self, kernel: Kernel, inputs: Sequence[Any], ints: Sequence[int], floats: Sequence[float], shapes: Sequence[Shape],
+        self,
+        kernel: Kernel,
+        inputs: Sequence[Any],
+        ints: Sequence[int],
+        floats: Sequence[float],
+        shapes: Sequence[Shape],
         threads: tuple[int, int, int],
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         function = self._kernels.get(kernel.name)
         if function is None:
             function = self._kernels[kernel.name] = getattr(self.compile_shader(whole_source(kernel)), kernel.name)

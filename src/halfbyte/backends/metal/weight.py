@@ -90,10 +90,14 @@ class MetalWeight:
     def expert(self, index: int) -> MetalWeight:
         """One matrix of a stack, as views."""
         return replace(
-            self, shape=self.shape[1:], codes=self.codes[index], scales=self.scales[index],
-            addends=None if self.addends is None else self.addends[index], factors=self.factors[index:],
+            self,
+            shape=self.shape[1:],
+            codes=self.codes[index],
+            scales=self.scales[index],
+            addends=None if self.addends is None else self.addends[index],
+            factors=self.factors[index:],
             kept={name: a[index] for name, a in self.kept.items()},
-        )  # fmt: skip
+        )
 
 
 def _padded(a: NDArray[Any], count: int) -> NDArray[Any]:
@@ -121,11 +125,15 @@ def metal_weight(q: QTensor, array: Callable[[NDArray[Any]], Any] = np.asarray) 
         factors = np.ones(shape[0], np.float32)
     units = -(-shape[-1] // 8)
     return MetalWeight(
-        fmt, shape, array(np.ascontiguousarray(_padded(codes, units * fmt.bits))), array(np.ascontiguousarray(scales)),
+        fmt,
+        shape,
+        array(np.ascontiguousarray(_padded(codes, units * fmt.bits))),
+        array(np.ascontiguousarray(scales)),
         None if addends is None else array(np.ascontiguousarray(addends)),
         array(np.ascontiguousarray(_padded(factors, factors.size + FEWEST_ELEMENTS))),
-        None if order is None else array(order.astype(np.int32)), kept,
-    )  # fmt: skip
+        None if order is None else array(order.astype(np.int32)),
+        kept,
+    )
 
 
 def canonical_parts(w: MetalWeight, fmt: Format, to_numpy: Callable[[Any], NDArray[Any]]) -> dict[str, NDArray[Any]]:

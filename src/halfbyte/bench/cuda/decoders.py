@@ -107,21 +107,57 @@ def time_decoders(n: int, k: int) -> None:
 
         def dense(w: CudaWeight, form: Format = form) -> Any:
             return dequantize_kernel[(n // 8, w.words // 64)](
-                out, w.scales, launch.pointers_of(w), n, k, scale_groups(w), 1.0, format=form, GATHER=False, BN=8, BW=64,
-                num_warps=4, enable_fp_fusion=False,
-            )  # fmt: skip
+                out,
+                w.scales,
+                launch.pointers_of(w),
+                n,
+                k,
+                scale_groups(w),
+                1.0,
+                format=form,
+                GATHER=False,
+                BN=8,
+                BW=64,
+                num_warps=4,
+                enable_fp_fusion=False,
+            )
 
         def vector(w: CudaWeight, form: Format = form) -> Any:
             return matvec_kernel[(n // 8, 1)](
-                y, x, w.scales, launch.pointers_of(w), n, k, scale_groups(w), 1.0, format=form, HAS_BIAS=False, BN=8, BC=512,
-                num_warps=4, enable_fp_fusion=False,
-            )  # fmt: skip
+                y,
+                x,
+                w.scales,
+                launch.pointers_of(w),
+                n,
+                k,
+                scale_groups(w),
+                1.0,
+                format=form,
+                HAS_BIAS=False,
+                BN=8,
+                BC=512,
+                num_warps=4,
+                enable_fp_fusion=False,
+            )
 
         def small(w: CudaWeight, form: Format = form) -> Any:
             return matmul_kernel[(n // 32, 1, 1)](
-                y, x, w.scales, launch.pointers_of(w), (y, y), 16, n, k, scale_groups(w), 1.0, format=form,
-                tile=MatmulTile(False, 1, 16, 32, 16), num_warps=4, num_stages=3, enable_fp_fusion=False,
-            )  # fmt: skip
+                y,
+                x,
+                w.scales,
+                launch.pointers_of(w),
+                (y, y),
+                16,
+                n,
+                k,
+                scale_groups(w),
+                1.0,
+                format=form,
+                tile=MatmulTile(False, 1, 16, 32, 16),
+                num_warps=4,
+                num_stages=3,
+                enable_fp_fusion=False,
+            )
 
         row: dict[str, Any] = {"decoder": name, "n": n, "k": k}
         for what, call, values in (("dequantize", dense, 32), ("m1", vector, 8 * 512 * 8 // 128), ("m16", small, 32)):
@@ -143,9 +179,20 @@ def time_widths(n: int, k: int) -> None:
                     if (k // values) % block:
                         continue
                     calls: list[Any] = [
-                        partial(narrow_kernel[(n, k // values // block)], out, w.planes[4].view(dtype), w.scales, k, kind, values,
-                                block, num_warps=warps, enable_fp_fusion=False) for w in ws
-                    ]  # fmt: skip
+                        partial(
+                            narrow_kernel[(n, k // values // block)],
+                            out,
+                            w.planes[4].view(dtype),
+                            w.scales,
+                            k,
+                            kind,
+                            values,
+                            block,
+                            num_warps=warps,
+                            enable_fp_fusion=False,
+                        )
+                        for w in ws
+                    ]
                     best = min(best, graph_time_us(calls, 3))
             row = {"op": "dequantize", "decoder": name, "values_a_thread": values, "time_us": round(best, 2)}
             print(json.dumps(row), flush=True)

@@ -63,8 +63,15 @@ def candidates(kind: str, words: int, m: int) -> list[Any]:
             if 1024 <= r * c * 32 // w // 32 * 32 <= 65536
         ]
     tokens = 16 if m <= 16 else 32
-    return [Tile(r, c, w, tokens, st, sp) for r in (16, 32, 64, 128) for c in (8, 16, 32) for w in (4, 8) for st in (2, 3, 4)
-            for sp in (1, 2, 4, 8) if r * c <= 2048 and sp <= max(1, words // c // 2)]  # fmt: skip
+    return [
+        Tile(r, c, w, tokens, st, sp)
+        for r in (16, 32, 64, 128)
+        for c in (8, 16, 32)
+        for w in (4, 8)
+        for st in (2, 3, 4)
+        for sp in (1, 2, 4, 8)
+        if r * c <= 2048 and sp <= max(1, words // c // 2)
+    ]
 
 
 def compile_tile(job: tuple[str, int, int, str, Any, str]) -> None:
@@ -157,7 +164,7 @@ def time_experts(codec: str, tokens: list[int], dtype: torch.dtype, experts: int
 
 def time_peers(
     names: list[str], n: int, k: int, ms: list[int], limit: dict[str, float], common: dict[str, Any]
-) -> dict[int, float]:  # fmt: skip
+) -> dict[int, float]:
     """Report a record for each peer and m; returns the least time for each m. What is not installed
     is reported once, on standard error.
     """
@@ -230,8 +237,15 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
             pool.map(compile_tile, jobs, chunksize=1)
     limit = limits()
     name = torch.cuda.get_device_name()
-    report(record="limits", device="cuda", name=name, torch=torch.__version__, triton=triton.__version__,
-           gflops_of="bfloat16 product", **limit)  # fmt: skip
+    report(
+        record="limits",
+        device="cuda",
+        name=name,
+        torch=torch.__version__,
+        triton=triton.__version__,
+        gflops_of="bfloat16 product",
+        **limit,
+    )
     common = {"record": "time", "op": "linear", "device": "cuda", "kind": "half"}
     for n, k in shapes:
         dense = [
@@ -252,8 +266,14 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
         base = {}
         for m in ms:
             base[m] = graph_time_us([partial(torch.nn.functional.linear, xs[m].half(), w) for w in dense])
-            report(**rates({**common, "peer": "cublas-fp16", "format": "float16", "bits": 16, "m": m, "n": n, "k": k}, 2 * n * k,
-                           base[m] / 1e6, limit))  # fmt: skip
+            report(
+                **rates(
+                    {**common, "peer": "cublas-fp16", "format": "float16", "bits": 16, "m": m, "n": n, "k": k},
+                    2 * n * k,
+                    base[m] / 1e6,
+                    limit,
+                )
+            )
         del dense
         best = time_peers(peers, n, k, ms, limit, common)
         for codec in formats:
@@ -294,8 +314,15 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
                         row = {**common, "peer": "halfbyte", "format": codec, "bits": 8 * size / (n * k), "m": m, "n": n, "k": k}
                         if m in best:
                             row["ratio_packed"] = us / best[m]
-                        report(**rates(row, size, us / 1e6, limit), dtype=args.dtype, schedule=kind, ratio=us / base[m],
-                               best_peer="cublas-fp16", tile=str(tile), note=note)  # fmt: skip
+                        report(
+                            **rates(row, size, us / 1e6, limit),
+                            dtype=args.dtype,
+                            schedule=kind,
+                            ratio=us / base[m],
+                            best_peer="cublas-fp16",
+                            tile=str(tile),
+                            note=note,
+                        )
                     if results[-1][0] >= 1e9:
                         report(
                             failed=sum(r[0] >= 1e9 for r in results),

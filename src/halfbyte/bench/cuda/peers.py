@@ -214,13 +214,23 @@ class TritonKernelsExperts:
         gate = chosen.vals.flatten()[back]
         routing = RoutingData(gate, ragged.slice_sizes, logits.shape[1], self.top, ragged)
         hidden = matmul_ogs(
-            x, self.up, self.up_bias, routing, gather_indx=GatherIndx(back, there), precision_config=self.up_precision,
+            x,
+            self.up,
+            self.up_bias,
+            routing,
+            gather_indx=GatherIndx(back, there),
+            precision_config=self.up_precision,
             fused_activation=self.activation,
-        )  # fmt: skip
+        )
         return matmul_ogs(
-            hidden, self.down, self.down_bias, routing, scatter_indx=ScatterIndx(there, back),
-            precision_config=self.down_precision, gammas=gate,
-        )  # fmt: skip
+            hidden,
+            self.down,
+            self.down_bias,
+            routing,
+            scatter_indx=ScatterIndx(there, back),
+            precision_config=self.down_precision,
+            gammas=gate,
+        )
 
 
 class HummingInt4(CudaPeer):

@@ -158,9 +158,14 @@ def sweep(cases: Sequence[Case] = CASES, tokens: Sequence[int] = TOKENS, *, jobs
         with multiprocessing.get_context("spawn").Pool(jobs) as pool:
             pool.map(compile_one, jobs_for(cases, tokens), chunksize=1)
     limit: Record = {
-        "record": "limits", "device": "cuda", "name": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "triton": triton.__version__, "gflops_of": "bfloat16 product", **timing.limits(),
-    }  # fmt: skip
+        "record": "limits",
+        "device": "cuda",
+        "name": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "gflops_of": "bfloat16 product",
+        **timing.limits(),
+    }
     yield limit
     common = {"op": "linear", "device": "cuda", "dtype": "float16"}
     peer: dict[tuple[int, int], dict[int, float]] = {}
@@ -185,8 +190,14 @@ def sweep(cases: Sequence[Case] = CASES, tokens: Sequence[int] = TOKENS, *, jobs
                 ours = {"peer": "halfbyte", "kind": "half", "schedule": taken, "ratio": times[taken] / base, "best_peer": CUBLAS}
                 yield rates({"record": "time", **about, **ours}, size, times[taken] / 1e6, limit)
             fastest = min(times, key=lambda s: times[s])
-            yield {"record": "sweep", "why": case.why, **about, "taken": taken, "fastest": fastest,
-                   "time_us": {**times, CUBLAS: base}}  # fmt: skip
+            yield {
+                "record": "sweep",
+                "why": case.why,
+                **about,
+                "taken": taken,
+                "fastest": fastest,
+                "time_us": {**times, CUBLAS: base},
+            }
         del ws, one
 
 

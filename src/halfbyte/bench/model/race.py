@@ -98,11 +98,14 @@ def bench_model(
 def row_of(r: Record) -> list[str]:
     """One record as cells under `HEADS`."""
     return [
-        f"halfbyte {r['activations']}" if r["peer"] == "halfbyte" else str(r["peer"]), f"{r['ready_s']:.2f}",
+        f"halfbyte {r['activations']}" if r["peer"] == "halfbyte" else str(r["peer"]),
+        f"{r['ready_s']:.2f}",
         f"{r['peak_mb']:.0f}",
-        f"{r['prompt_tokens_per_s']:.0f}", f"{r['decode_tokens_per_s']:.1f}",
-        f"{r['prompt_ratio']:.2f}" if "prompt_ratio" in r else "", f"{r['decode_ratio']:.2f}" if "decode_ratio" in r else "",
-    ]  # fmt: skip
+        f"{r['prompt_tokens_per_s']:.0f}",
+        f"{r['decode_tokens_per_s']:.1f}",
+        f"{r['prompt_ratio']:.2f}" if "prompt_ratio" in r else "",
+        f"{r['decode_ratio']:.2f}" if "decode_ratio" in r else "",
+    ]
 
 
 def markdown(records: Sequence[Record]) -> Iterator[str]:

@@ -103,8 +103,16 @@ def main(what: str, path: str, threads: int, prompt: int, decode: int, clock: st
     for _ in range(decode):
         token = step([token])
     decode_seconds = now() - start
-    print(json.dumps({"ready_s": ready, "peak_mb": peak_memory() / 1e6, "prompt_tokens_per_s": prompt / prompt_seconds,
-                      "decode_tokens_per_s": decode / decode_seconds}))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "ready_s": ready,
+                "peak_mb": peak_memory() / 1e6,
+                "prompt_tokens_per_s": prompt / prompt_seconds,
+                "decode_tokens_per_s": decode / decode_seconds,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

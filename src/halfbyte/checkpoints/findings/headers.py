@@ -131,9 +131,10 @@ def _tied(c: Headers) -> Iterator[Finding]:
     tied = settings.get("tie_word_embeddings") is True
     if tied:
         same = {
-            True: "the same bytes", False: "other bytes: which one the model uses depends on who loads it",
+            True: "the same bytes",
+            False: "other bytes: which one the model uses depends on who loads it",
             None: "bytes that are not compared over the network",
-        }[c.same_bytes(head, embedding)]  # fmt: skip
+        }[c.same_bytes(head, embedding)]
         yield Finding(
             "warning", "tied-head-twice", head, f"tie_word_embeddings is true, yet it is stored beside {embedding}, with {same}"
         )

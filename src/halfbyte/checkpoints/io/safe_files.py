@@ -144,9 +144,12 @@ def check_name(name: str) -> str:
     it, or that other systems cannot have.
     """
     if (
-        not name or name in (".", "..") or name != name.strip() or len(os.fsencode(name)) > 255
+        not name
+        or name in (".", "..")
+        or name != name.strip()
+        or len(os.fsencode(name)) > 255
         or re.search(r'[/\\\x00-\x1f\x7f:*?"<>|]', name)
-    ):  # fmt: skip
+    ):
         raise CheckpointError(
             f"[save] file name {name!r:.80}; a plain name of at most 255 bytes is allowed, without slashes, control characters "
             "and leading or trailing spaces"

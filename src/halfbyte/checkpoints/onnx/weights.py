@@ -127,8 +127,11 @@ class Reader:
                 weight.node, self.model.path, "its weight is in a kernel's own order; export the model again without it"
             )
         suffixes = {
-            "codes": f"weight_Q{bits}", "scales": "weight_scales", "zeros": "weight_zero_points", "group_index": "weight_g_idx",
-        }  # fmt: skip
+            "codes": f"weight_Q{bits}",
+            "scales": "weight_scales",
+            "zeros": "weight_zero_points",
+            "group_index": "weight_g_idx",
+        }
         return {suffix: t for part, suffix in suffixes.items() if (t := self._part(weight, part)) is not None}
 
     def _shape(self, weight: Weight, suffix: str, tensor: Tensor) -> tuple[int, ...]:

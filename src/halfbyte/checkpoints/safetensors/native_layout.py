@@ -29,9 +29,13 @@ from ...tensor.qtensor import QTensor
 from ..io.bounded_json import parse_object
 
 _WORDS: dict[str, tuple[str, ...]] = {
-    "scale": SCALE_KINDS, "zero": ZERO_KINDS, "grouping": GROUPINGS, "minimum": ("", *SCALE_KINDS),
-    "global_op": ("", "multiply", "divide"), "extra": EXTRAS,
-}  # fmt: skip
+    "scale": SCALE_KINDS,
+    "zero": ZERO_KINDS,
+    "grouping": GROUPINGS,
+    "minimum": ("", *SCALE_KINDS),
+    "global_op": ("", "multiply", "divide"),
+    "extra": EXTRAS,
+}
 """Fields of a Format that take one of a few words."""
 
 

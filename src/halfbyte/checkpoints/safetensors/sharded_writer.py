@@ -43,7 +43,7 @@ from ..io.safe_files import (
     sync_folder,
     write_file,
     write_json,
-)  # fmt: skip
+)
 from .folder import INDEX_NAME
 from .writer import SafetensorsWriter
 

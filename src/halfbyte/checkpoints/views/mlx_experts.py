@@ -89,8 +89,10 @@ def _stacks(source: Checkpoint) -> Mapping[str, tuple[str, ...]]:
 def _one_kind(infos: list[TensorInfo]) -> bool:
     """True where the matrices can be stacked, as far as headers say."""
     first = infos[0]
-    if any((i.kind, i.format, i.shape, i.dtype, i.layout) != (first.kind, first.format, first.shape, first.dtype, first.layout)
-           for i in infos):  # fmt: skip
+    if any(
+        (i.kind, i.format, i.shape, i.dtype, i.layout) != (first.kind, first.format, first.shape, first.dtype, first.layout)
+        for i in infos
+    ):
         return False
     fmt = first.format
     return not first.quantized or (fmt is not None and fmt.grouping == "row" and fmt.scale != "nested" and not fmt.composite)

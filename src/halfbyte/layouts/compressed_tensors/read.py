@@ -89,22 +89,34 @@ class CompressedTensorsConfig(ConfigReader):
     )  # fmt: skip
     harmless: ClassVar[dict[str, tuple[str, ...]]] = {
         "how activations and caches are quantized when the model runs": (
-            "kv_cache_scheme", "config_groups.*.input_activations", "config_groups.*.output_activations",
+            "kv_cache_scheme",
+            "config_groups.*.input_activations",
+            "config_groups.*.output_activations",
         ),
         "how the quantizer searched": (
-            "config_groups.*.weights.observer", "config_groups.*.weights.observer_kwargs", "config_groups.*.weights.dynamic",
+            "config_groups.*.weights.observer",
+            "config_groups.*.weights.observer_kwargs",
+            "config_groups.*.weights.dynamic",
         ),
         "how transforms are computed": (
-            "transform_config.config_groups.*.precision", "transform_config.config_groups.*.requires_grad",
+            "transform_config.config_groups.*.precision",
+            "transform_config.config_groups.*.requires_grad",
         ),
         "which weights the writer made sparse; their tensors show it": (
-            *(f"sparsity_config.{key}" for key in (
-                "targets", "ignore", "global_sparsity", "sparsity_structure", "registry_requires_subclass",
-            )),
+            *(
+                f"sparsity_config.{key}"
+                for key in (
+                    "targets",
+                    "ignore",
+                    "global_sparsity",
+                    "sparsity_structure",
+                    "registry_requires_subclass",
+                )
+            ),
             "moe_sparsity_config",
         ),
         "notes of the writer": ("quantization_status", "global_compression_ratio", "version", "run_compressed"),
-    }  # fmt: skip
+    }
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         super().__init__(raw, where)
@@ -192,9 +204,14 @@ class CompressedTensors(Layout):
     )
     peek = ("weight_shape",)
     parts: ClassVar[dict[str, str]] = {
-        "weight_scale": "scales", "weight_packed": "codes", "weight": "codes", "weight_shape": PARAMETERS,
-        "weight_zero_point": "zeros", "weight_global_scale": "global_scale", "weight_g_idx": "group_index",
-    }  # fmt: skip
+        "weight_scale": "scales",
+        "weight_packed": "codes",
+        "weight": "codes",
+        "weight_shape": PARAMETERS,
+        "weight_zero_point": "zeros",
+        "weight_global_scale": "global_scale",
+        "weight_g_idx": "group_index",
+    }
     harmless: ClassVar[dict[str, str]] = {
         "input_scale": "scale of the activations", "input_zero_point": "zero point of the activations",
         "input_global_scale": "global scale of the activations", "output_scale": "scale of the outputs",
@@ -475,9 +492,12 @@ class CompressedTensors(Layout):
             args = members[0].params
             targets = ["Linear"] if len(groups) == 1 and not embedding else [p.name for p in members]
             config_groups[f"group_{number}"] = {
-                "targets": targets, "format": args["format"], "weights": args["weights"],
-                "input_activations": None, "output_activations": None,
-            }  # fmt: skip
+                "targets": targets,
+                "format": args["format"],
+                "weights": args["weights"],
+                "input_activations": None,
+                "output_activations": None,
+            }
         formats = {g["format"] for g in config_groups.values()}
         config = {
             "quant_method": "compressed-tensors",

@@ -81,9 +81,14 @@ def transforms_of(groups: Any, where: str) -> tuple[Entry, ...]:
                 raise UnsupportedError(f"[config] {where}: {what} applies at {location!r}; read: {known}")
             hadamard = kind in HADAMARD
             transform = Transform(
-                str(name), location, hadamard and bool(inverse), hadamard, size, bool(group.get("randomize")) and hadamard,
+                str(name),
+                location,
+                hadamard and bool(inverse),
+                hadamard,
+                size,
+                bool(group.get("randomize")) and hadamard,
                 bool(inverse) and not hadamard,
-            )  # fmt: skip
+            )
             out.append(Entry(transform, _names(use, "targets", where), _names(use, "ignore", where)))
     return tuple(out)
 

@@ -22,11 +22,21 @@ from ..common.integers import check_zero_range, integer_misfit, monotone
 from ..common.words import recall
 from . import words
 
-FLOAT8 = {"fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2,
-          "mxfp8_e4m3": ml_dtypes.float8_e4m3fn, "mxfp8_e5m2": ml_dtypes.float8_e5m2}  # fmt: skip
-WORDS = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized", "mxfp6_e2m3": "mxfp6-pack-quantized",
-         "mxfp8_e4m3": "mxfp8-quantized", "mxfp8_e5m2": "mxfp8-quantized",
-         "fp8_e4m3": "float-quantized", "fp8_e5m2": "float-quantized"}  # fmt: skip
+FLOAT8 = {
+    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8_e5m2": ml_dtypes.float8_e5m2,
+    "mxfp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "mxfp8_e5m2": ml_dtypes.float8_e5m2,
+}
+WORDS = {
+    "nvfp4": "nvfp4-pack-quantized",
+    "mxfp4": "mxfp4-pack-quantized",
+    "mxfp6_e2m3": "mxfp6-pack-quantized",
+    "mxfp8_e4m3": "mxfp8-quantized",
+    "mxfp8_e5m2": "mxfp8-quantized",
+    "fp8_e4m3": "float-quantized",
+    "fp8_e5m2": "float-quantized",
+}
 """Codec -> `format` word of the config. Integers are pack-quantized or int-quantized."""
 PLAIN = ("int-quantized", "naive-quantized")
 INTEGER = ("pack-quantized", *PLAIN)
@@ -126,9 +136,11 @@ def _global_scale(layout: str, q: QTensor, own: Mapping[str, Any], out: dict[str
             inverse = np.float32(1) / g
         if fmt.divisor != 1.0 or not ((np.abs(mantissa) == 0.5) & np.isfinite(inverse) & (inverse != 0)).all():
             raise cannot_hold(
-                layout, q, "its global scale multiplies, here it divides, and a reciprocal is exact only of a power of two",
+                layout,
+                q,
+                "its global scale multiplies, here it divides, and a reciprocal is exact only of a power of two",
                 "write modelopt, or --lossy",
-            )  # fmt: skip
+            )
         g = np.asarray(inverse, np.float32)
     shape = own.get("global_shape", [1] if q.ndim == 2 else list(g.shape))
     out["weight_global_scale"] = g.reshape(shape if math.prod(shape) == g.size else g.shape)

@@ -126,15 +126,22 @@ class ModelOpt(Layout):
         *LOW_RANK_OF_QUANTIZER,
     )
     parts: ClassVar[dict[str, str]] = {
-        "weight": "codes", "weight_scale": "scales", "weight_scale_2": "global_scale", "weight_scale_inv": "scales",
-        "weight_double_scale": "nested_absmax", "weight_scale_zeros": "nested_offset",
+        "weight": "codes",
+        "weight_scale": "scales",
+        "weight_scale_2": "global_scale",
+        "weight_scale_inv": "scales",
+        "weight_double_scale": "nested_absmax",
+        "weight_scale_zeros": "nested_offset",
         **{suffix: f"lora_{suffix[-1]}" for suffix in (*LOW_RANK, *LOW_RANK_OF_QUANTIZER)},
-    }  # fmt: skip
+    }
     harmless: ClassVar[dict[str, str]] = {
-        "input_scale": "scale of the activations", "output_scale": "scale of the outputs",
-        "k_scale": "scale of the key cache", "v_scale": "scale of the value cache",
-        "k_proj.k_scale": "scale of the key cache", "v_proj.v_scale": "scale of the value cache",
-    }  # fmt: skip
+        "input_scale": "scale of the activations",
+        "output_scale": "scale of the outputs",
+        "k_scale": "scale of the key cache",
+        "v_scale": "scale of the value cache",
+        "k_proj.k_scale": "scale of the key cache",
+        "v_proj.v_scale": "scale of the value cache",
+    }
 
     def matches(self, suffixes: Collection[str]) -> bool:
         return "weight" in suffixes and ("weight_scale" in suffixes or "weight_scale_inv" in suffixes)
@@ -214,9 +221,10 @@ class ModelOpt(Layout):
         nested: dict[str, Any] = {**base, "kv_cache_quant_algo": None, "exclude_modules": excluded}
         if differing(packed, base, keys):
             nested = {
-                "quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": None,
+                "quant_algo": "MIXED_PRECISION",
+                "kv_cache_quant_algo": None,
                 "quantized_layers": {p.name: {k: p.params[k] for k in keys} for p in packed},
-            }  # fmt: skip
+            }
         producer = {"name": "halfbyte", "version": "0.1.0"}
         flat = {k: v for k, v in nested.items() if k != "exclude_modules"}
         flat |= {"quant_method": "modelopt", "ignore": excluded, "producer": producer}

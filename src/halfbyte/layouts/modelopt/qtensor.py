@@ -119,9 +119,10 @@ class NF4QTensor(Kind):
         )
         double = t["weight_double_scale"]
         details: dict[str, Any] = {
-            "scale_shape": list(t["weight_scale"].shape), "double_scale_dtype": double.dtype.name,
+            "scale_shape": list(t["weight_scale"].shape),
+            "double_scale_dtype": double.dtype.name,
             "zeros_dtype": t["weight_scale_zeros"].dtype.name,
-        }  # fmt: skip
+        }
         for key, stored in (("double_scale", double), ("zeros", t["weight_scale_zeros"])):
             remember_lost(details, f"{key}_bits", stored, cast(cast(stored, np.float32), stored.dtype))
         _remember_padding(details, "code_padding", codes[size:])

@@ -164,9 +164,13 @@ def is_word(c: str) -> bool:
 
 
 CLASSES: dict[str, Test] = {
-    "d": str.isdecimal, "s": str.isspace, "w": is_word,
-    "D": lambda c: not c.isdecimal(), "S": lambda c: not c.isspace(), "W": lambda c: not is_word(c),
-}  # fmt: skip
+    "d": str.isdecimal,
+    "s": str.isspace,
+    "w": is_word,
+    "D": lambda c: not c.isdecimal(),
+    "S": lambda c: not c.isspace(),
+    "W": lambda c: not is_word(c),
+}
 ANCHORS = {"A": "start", "Z": "end", "b": "edge", "B": "inside"}
 CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
 HEX_DIGITS = {"x": 2, "u": 4, "U": 8}

@@ -164,17 +164,24 @@ class Step:
         attention, mlp = layer.self_attn, layer.mlp
         before, after, before_mlp, after_mlp = LAYERS[type(layer).__name__]
         return DecoderLayer(
-            q=_product(attention.q_proj), k=_product(attention.k_proj), v=_product(attention.v_proj),
+            q=_product(attention.q_proj),
+            k=_product(attention.k_proj),
+            v=_product(attention.v_proj),
             o=_product(attention.o_proj),
-            gate=_product(mlp.gate_proj), up=_product(mlp.up_proj), down=_product(mlp.down_proj),
-            before=_norm(getattr(layer, before)), before_mlp=_norm(getattr(layer, before_mlp)),
+            gate=_product(mlp.gate_proj),
+            up=_product(mlp.up_proj),
+            down=_product(mlp.down_proj),
+            before=_norm(getattr(layer, before)),
+            before_mlp=_norm(getattr(layer, before_mlp)),
             after=_norm(getattr(layer, after)) if after else None,
             after_mlp=_norm(getattr(layer, after_mlp)) if after_mlp else None,
             q_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
             k_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
-            head_dim=attention.head_dim, scaling=attention.scaling, gate_function=GATES[type(mlp.act_fn).__name__],
+            head_dim=attention.head_dim,
+            scaling=attention.scaling,
+            gate_function=GATES[type(mlp.act_fn).__name__],
             rotation=rotation,
-        )  # fmt: skip
+        )
 
     def _row(self, name: str, width: int) -> Tensor:
         return self.rows.setdefault((name, width), torch.empty(width))

@@ -26,9 +26,11 @@ from ...torch.state import tensor
 MULTIPLIED_BY_THE_MODEL = ("dt_proj",)
 """Names of linear layers whose weight the model multiplies by itself instead of calling them."""
 READ_BY_THE_MODEL = {
-    "RwkvSelfAttention": "output", "RwkvFeedForward": "value", "LongcatFlashTopkRouter": "classifier",
+    "RwkvSelfAttention": "output",
+    "RwkvFeedForward": "value",
+    "LongcatFlashTopkRouter": "classifier",
     "ProphetNetDecoder": "ngram_embeddings",
-}  # fmt: skip
+}
 """Module -> its layer whose weight the model converts, divides or indexes by itself."""
 PLAIN_PRODUCTS = ("FalconLinear",)
 """Linear layers of another forward that is the same product, x · Wᵀ + b."""

@@ -151,10 +151,14 @@ def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
     name = type(module).__name__
     kind = PrescaledExperts if name in _PRESCALED else WithIdentityExperts if name in _IDENTITY else QExperts
     replacement = kind(
-        weights, biases, gate=gate, interleaved=interleaved and (cut or "gate_up_proj" in weights),
+        weights,
+        biases,
+        gate=gate,
+        interleaved=interleaved and (cut or "gate_up_proj" in weights),
         limit=float(module.limit) if type(module).__name__ in _LIMITED else None,
-        activations=filling.activations, backend=filling.backend,
-    )  # fmt: skip
+        activations=filling.activations,
+        backend=filling.backend,
+    )
     filling.model.set_submodule(path, replacement)
 
 

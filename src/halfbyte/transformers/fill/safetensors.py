@@ -109,8 +109,9 @@ class FolderFilling(Filling):
             warnings.warn(
                 f"[load_model] {self.checkpoint.path}: {type(self.model).__name__} is the language model alone; "
                 f"{len(towers):,} tensors of other towers are not loaded ({first_names(towers)})",
-                RuntimeWarning, stacklevel=4,
-            )  # fmt: skip
+                RuntimeWarning,
+                stacklevel=4,
+            )
         return [key for key in unknown if key not in set(towers)]
 
     def nbytes(self, keys: dict[Slot, str]) -> int:

@@ -96,9 +96,7 @@ def group_of(parts, extent, row, j, live, F: tl.constexpr):
 
 
 @triton.jit
-def decode_kernel(
-    OUT, IDS, parts, extent, layout: tl.constexpr, GATHER: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def decode_kernel(OUT, IDS, parts, extent, layout: tl.constexpr, GATHER: tl.constexpr, BLOCK: tl.constexpr):
     """OUT[i, :] = row extent.skipped + i (or IDS[i]) of the matrix. Grid (rows, k / BLOCK)."""
     F: tl.constexpr = layout.constants()
     i = tl.program_id(0).to(tl.int64)
@@ -161,9 +159,15 @@ def dequantize(
     groups = -(-w.lead * n * k // size) if f.grouping == "strided" else -(-n // block_rows)
     extent = Extent(k, max(1, f.groups(k)), codes.shape[-1], groups, w.at * n, w.at, size, block_rows, float(f.divisor), first)
     layout = Layout(
-        f.bits, GROUPINGS[f.grouping], _SCALES[f.scale], f.zero != "none", bool(f.bias), f.inverse,
-        GLOBAL_OPS[f.global_op], "group_index" in w.parts,
-    )  # fmt: skip
+        f.bits,
+        GROUPINGS[f.grouping],
+        _SCALES[f.scale],
+        f.zero != "none",
+        bool(f.bias),
+        f.inverse,
+        GLOBAL_OPS[f.global_op],
+        "group_index" in w.parts,
+    )
     grid, rest = (rows, triton.cdiv(k, _BLOCK)), (codes if ids is None else ids, parts, extent)
     constants = {"layout": layout, "GATHER": ids is not None, "BLOCK": _BLOCK}
     with gpu.use(w.device):

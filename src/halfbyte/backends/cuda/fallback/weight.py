@@ -64,9 +64,12 @@ def to_device(q: QTensor, device: Any) -> CanonicalWeight:
     else:
         table = element_table(q.format.element, q.format.bits).astype(np.float32)
     packed = CanonicalWeight(
-        q.format, q.shape, {name: tensor_of(part, device) for name, part in q.parts.items()},
-        tensor_of(table.astype(np.float32), device), int(np.prod(q.shape[:-2])),
-    )  # fmt: skip
+        q.format,
+        q.shape,
+        {name: tensor_of(part, device) for name, part in q.parts.items()},
+        tensor_of(table.astype(np.float32), device),
+        int(np.prod(q.shape[:-2])),
+    )
     synchronize(device)
     return packed
 

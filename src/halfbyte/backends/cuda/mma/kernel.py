@@ -346,11 +346,17 @@ def weight_of(weight, expert, n, tiles, P: gl.constexpr):
     supers = expert * tiles * (P.groups // P.per_super * 16)
     units = expert * tiles * (P.units * 32)
     return Weight(
-        weight.bias + expert * n, weight.words + units * (P.plane if P.plane else P.bits), weight.more + units * P.more,
-        weight.table, weight.scales + scales,
-        weight.super_scales + supers, weight.addends + scales, weight.super_minimums + supers, weight.global_scale + expert,
+        weight.bias + expert * n,
+        weight.words + units * (P.plane if P.plane else P.bits),
+        weight.more + units * P.more,
+        weight.table,
+        weight.scales + scales,
+        weight.super_scales + supers,
+        weight.addends + scales,
+        weight.super_minimums + supers,
+        weight.global_scale + expert,
         weight.x_scales,
-    )  # fmt: skip
+    )
 
 
 @gluon.jit(do_not_specialize=["m", "top", "tiles"])
@@ -385,7 +391,5 @@ def fragment_kernel(y, x, weight, blocks, m, n, ldx, factors, top, tiles, plan: 
             end_token = gl.load(blocks.last + block).to(gl.int32)
             walk(y, x, one, blocks, Span(first, end, EACH, first_token, end_token), n, ldx, factors, top, P, False)
     else:
-        span = Span(
-            gl.program_id(0) * EACH, tiles, gl.num_programs(0) * EACH, gl.program_id(1) * (P.tokens * P.columns), m
-        )  # fmt: skip
+        span = Span(gl.program_id(0) * EACH, tiles, gl.num_programs(0) * EACH, gl.program_id(1) * (P.tokens * P.columns), m)
         walk(y, x, weight, blocks, span, n, ldx, factors, top, P, P.pdl)

@@ -77,7 +77,7 @@ def decode_lanes(words, BLOCK: gl.constexpr, P: gl.constexpr):
     constraints: gl.constexpr = _lane_constraints(P)
     return gl.inline_asm_elementwise(
         asm, constraints, words, dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
-    )  # fmt: skip
+    )
 
 
 @gluon.jit
@@ -163,8 +163,12 @@ def halves_f32(pair):
     """The two float16 of a register as float32, low half first."""
     return gl.inline_asm_elementwise(
         "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }",
-        "=f,=f,r", [pair], dtype=(gl.float32, gl.float32), is_pure=True, pack=1,
-    )  # fmt: skip
+        "=f,=f,r",
+        [pair],
+        dtype=(gl.float32, gl.float32),
+        is_pure=True,
+        pack=1,
+    )
 
 
 @gluon.jit
@@ -174,9 +178,13 @@ def decode_scaled(w, s0, s1, z0, z1, P: gl.constexpr):
     """
     if not P.half:
         return gl.inline_asm_elementwise(
-            P.decoder, "=&r,=&r,=&r,=&r,r,r,r", [w, s0, s1], dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
-            is_pure=True, pack=1,
-        )  # fmt: skip
+            P.decoder,
+            "=&r,=&r,=&r,=&r,r,r,r",
+            [w, s0, s1],
+            dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+            is_pure=True,
+            pack=1,
+        )
     else:
         return _scaled_f16(decode_word(w, P.decoder), s0, s1, z0, z1, P.addend)
 

@@ -287,13 +287,26 @@ def make_plan(**given: Any) -> Plan:
     ]
     inputs = ("w0", "s0", "s1") if p.scaled and not p.half else ("w0",)
     return p._replace(
-        warp_units=each, steps=steps, exact=exact, quads=quads, offset=offset,
+        warp_units=each,
+        steps=steps,
+        exact=exact,
+        quads=quads,
+        offset=offset,
         full=exact and (p.groups == 1 or p.groups * p.group == p.units * 64),
-        sums=not p.scaled and (p.addend != NONE.value or offset), span=span, flushes=flushes, parities=parities,
+        sums=not p.scaled and (p.addend != NONE.value or offset),
+        span=span,
+        flushes=flushes,
+        parities=parities,
         pair=p.group // 16 if p.tokens == 1 and p.set >= 2 and p.step >= 2 and not p.plane else 0,
-        raw=raw, paired=paired(p.scale), decoder="" if p.plane else assembly(row, 4 if p.bits == 4 else 2, *inputs),
-        table=p.element in TABLE_ELEMENTS, width=p.plane or 4, lane_decoders=tuple(assembly(one, 4, *names) for one in rows),
+        raw=raw,
+        paired=paired(p.scale),
+        decoder="" if p.plane else assembly(row, 4 if p.bits == 4 else 2, *inputs),
+        table=p.element in TABLE_ELEMENTS,
+        width=p.plane or 4,
+        lane_decoders=tuple(assembly(one, 4, *names) for one in rows),
         inputs=",".join(["=&r"] * 4 + ["f" if name[0] == "s" else "r" for name in names]),
-        unit_low=1.0 if p.scaled else row.low, unit_high=1.0 if p.scaled else row.high, buffers=buffers,
+        unit_low=1.0 if p.scaled else row.low,
+        unit_high=1.0 if p.scaled else row.high,
+        buffers=buffers,
         unroll=buffers if steps == 1 else 1,
-    )  # fmt: skip
+    )

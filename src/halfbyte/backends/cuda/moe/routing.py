@@ -56,9 +56,18 @@ def top_kernel(LOGITS, SHARE, INDEX, m, experts, stride, TOP: tl.constexpr, E: t
 
 @triton.jit(do_not_specialize=["pairs", "count", "tokens"])
 def routing_kernel(
-    IDS, blocks, pairs, count, experts, tokens,
-    TOP: tl.constexpr, E: tl.constexpr, SOME: tl.constexpr, MINE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    IDS,
+    blocks,
+    pairs,
+    count,
+    experts,
+    tokens,
+    TOP: tl.constexpr,
+    E: tl.constexpr,
+    SOME: tl.constexpr,
+    MINE: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """Program 0 fills the table of `count` blocks (mma.plan.TokenBlocks) of at most `tokens` pairs;
     each other program ranks MINE pairs. A step compares with SOME pairs.
     """
@@ -126,9 +135,17 @@ def top_k(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
     if m:
         with gpu.use(logits.device):
             top_kernel[(m,)](
-                logits, share, index, m, experts, logits.stride(0), TOP=top, E=triton.next_power_of_2(experts), num_warps=1,
+                logits,
+                share,
+                index,
+                m,
+                experts,
+                logits.stride(0),
+                TOP=top,
+                E=triton.next_power_of_2(experts),
+                num_warps=1,
                 **gpu.overlap_options(logits.device),
-            )  # fmt: skip
+            )
     return share, index
 
 
@@ -140,9 +157,17 @@ def weighted_sum(routed: torch.Tensor, where: torch.Tensor | None, shares: torch
     y = torch.empty((m, h), dtype=dtype, device=routed.device)
     with gpu.use(routed.device):
         combine_kernel[(m, triton.cdiv(h, 1024))](
-            routed, routed if where is None else where, shares.contiguous(), y, h, top, GATHER=where is not None, BLOCK=1024,
-            num_warps=4, **gpu.overlap_options(routed.device),
-        )  # fmt: skip
+            routed,
+            routed if where is None else where,
+            shares.contiguous(),
+            y,
+            h,
+            top,
+            GATHER=where is not None,
+            BLOCK=1024,
+            num_warps=4,
+            **gpu.overlap_options(routed.device),
+        )
     return y
 
 
@@ -175,9 +200,19 @@ def route(topk_ids: torch.Tensor, experts: int, tokens: int) -> Routing:
     some = pairs_a_step(pairs, experts)
     with gpu.use(flat.device):
         routing_kernel[(1 + triton.cdiv(pairs, 32),)](
-            flat, table, pairs, blocks, experts, tokens, TOP=top, E=triton.next_power_of_2(experts), SOME=some, MINE=32,
-            num_warps=4, **gpu.overlap_options(flat.device),
-        )  # fmt: skip
+            flat,
+            table,
+            pairs,
+            blocks,
+            experts,
+            tokens,
+            TOP=top,
+            E=triton.next_power_of_2(experts),
+            SOME=some,
+            MINE=32,
+            num_warps=4,
+            **gpu.overlap_options(flat.device),
+        )
     return Routing(table, tokens)
 
 

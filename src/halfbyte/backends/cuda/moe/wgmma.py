@@ -70,9 +70,16 @@ def enough(pairs: int, experts: int) -> bool:
 
 
 def mixture(
-    x: torch.Tensor, ups: tuple[tuple[CudaWeight, torch.Tensor | None], ...], down: CudaWeight, topk_ids: torch.Tensor,
-    topk_weights: torch.Tensor, kind: int, interleaved: bool, down_bias: torch.Tensor | None, tile: FusedTile | None = None,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    ups: tuple[tuple[CudaWeight, torch.Tensor | None], ...],
+    down: CudaWeight,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    kind: int,
+    interleaved: bool,
+    down_bias: torch.Tensor | None,
+    tile: FusedTile | None = None,
+) -> torch.Tensor:
     """x (m, k) through a stack of experts -> (m, h) in x's dtype, for what `serves` takes. `ups`
     are one stack of gates and ups, side by side or in two halves, or a stack each; a stack comes
     with its bias.

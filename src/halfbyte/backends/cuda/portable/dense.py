@@ -57,6 +57,17 @@ def dense_product(x: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None
     tokens, each, step, stages = (64, 64, 64, 4) if x.element_size() == 2 else (32, 32, 32, 2)
     with gpu.use(x.device):
         dense_kernel[(triton.cdiv(n, each), triton.cdiv(m, tokens))](
-            out, x, rows, rows if bias is None else bias, m, n, k, x.stride(0), out.stride(0),
-            tile=DenseTile(bias is not None, tokens, each, step), num_warps=4, num_stages=stages, enable_fp_fusion=False,
-        )  # fmt: skip
+            out,
+            x,
+            rows,
+            rows if bias is None else bias,
+            m,
+            n,
+            k,
+            x.stride(0),
+            out.stride(0),
+            tile=DenseTile(bias is not None, tokens, each, step),
+            num_warps=4,
+            num_stages=stages,
+            enable_fp_fusion=False,
+        )

@@ -13,7 +13,7 @@ from .decode_tile import apply_global_scale, elements, finish8, group_terms, int
 @triton.jit(do_not_specialize=["n"])
 def dequantize_kernel(
     OUT, IDS, weight, n, k, G, divisor, format: tl.constexpr, GATHER: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr
-):  # fmt: skip
+):
     """OUT[i, :] = w[row i, :] (or w[IDS[i], :]) for the n rows written; G scale groups a row."""
     F: tl.constexpr = format.constants()
     hold_table(weight.table, F.kind)

@@ -37,7 +37,7 @@ def _dot8(X, base, c, mask, v, SUM: tl.constexpr):
 @triton.jit
 def matvec_kernel(
     Y, X, BIAS, weight, n, ldx, G, divisor, format: tl.constexpr, HAS_BIAS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr
-):  # fmt: skip
+):
     """y (m, n) = x · wᵀ + bias for token program_id(1) and rows program_id(0) · BN on. X rows hold
     8 · words values, the tail zero.
     """

@@ -119,9 +119,14 @@ def segments_of(mode: str, fmt: Format, k: int) -> Segments | str:
 
 
 def linear(
-    x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: str, tile: PortableTile | WgmmaTile | None = None,
-    half: bool | None = None, invariant: bool = False,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    w: CudaWeight,
+    bias: torch.Tensor | None,
+    mode: str,
+    tile: PortableTile | WgmmaTile | None = None,
+    half: bool | None = None,
+    invariant: bool = False,
+) -> torch.Tensor:
     """y (m, n) = x wᵀ + bias with x rounded to 8 bits, m ≥ 1. `half`: E4M3 is multiplied in
     float16; None where the GPU has no other product.
     """
@@ -244,7 +249,7 @@ def quantized(
         overlap = gpu.overlap_options(x.device)
         compiled = quantize_kernel[grid](
             q, scales, total, x, *rest, rounding=rounding, **overlap, num_warps=4, enable_fp_fusion=False
-        )  # fmt: skip
+        )
         if launches is not None and compiled is not None:
             launches[key] = cached(compiled, grid, (*rest, rounding, overlap["PDL"]))
     return Rounded(q, scales, total)
@@ -272,9 +277,16 @@ def _portable(
             again(*first)
             return y
         config = RoundedTile(
-            mode=MODES[mode], half=half, has_bias=bias is not None, tokens=tile.tokens, rows=tile.rows, segment=s.segment,
-            each=s.span // s.segment, unit=unit_of(w) if mode == "int8" else 1.0, stages=tile.stages,
-        )  # fmt: skip
+            mode=MODES[mode],
+            half=half,
+            has_bias=bias is not None,
+            tokens=tile.tokens,
+            rows=tile.rows,
+            segment=s.segment,
+            each=s.span // s.segment,
+            unit=unit_of(w) if mode == "int8" else 1.0,
+            stages=tile.stages,
+        )
         grid = (triton.cdiv(n, tile.rows) * triton.cdiv(m, tile.tokens),)
         sizes = Sizes(s.padded, s.padded // s.span, s.padded // s.segment)
         rest = pointers_of(w), m, n, sizes, scale_groups(w), float(w.format.divisor)
@@ -335,9 +347,14 @@ def _on_wgmma(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: s
     x_map = TensorMap(codes, (tile.product, max(s.segment, 32)))
     y_map = TensorMap(y, (tile.product, 64 * tile.rows)) if engine else x_map
     pointers = Pointers(
-        y, w.scales, w.scales if w.addend is None else w.addend, y if bias is None else bias,
-        y if w.global_scale is None else w.global_scale, rounded.scales, rounded.sums,
-    )  # fmt: skip
+        y,
+        w.scales,
+        w.scales if w.addend is None else w.addend,
+        y if bias is None else bias,
+        y if w.global_scale is None else w.global_scale,
+        rounded.scales,
+        rounded.sums,
+    )
     programs = min(gpu.multiprocessors(x.device), triton.cdiv(n, rows) * triton.cdiv(m, tile.tokens))
     rest = m, n, s.padded // WHOLE, scale_groups(w), -(-m // WHOLE_TOKENS) * WHOLE_TOKENS, kernel.folded
     with gpu.use(x.device):
@@ -345,9 +362,14 @@ def _on_wgmma(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: s
             kernel.again((programs, 1, 1), (y_map, x_map, *kernel.maps, pointers), (*rest, kernel.config))
             return y
         compiled = rounded_wgmma_kernel[(programs,)](
-            *(map.descriptor() for map in (y_map, x_map, *kernel.maps)), pointers, *rest, config=kernel.config,
-            **gpu.launch_options(x.device), num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
+            *(map.descriptor() for map in (y_map, x_map, *kernel.maps)),
+            pointers,
+            *rest,
+            config=kernel.config,
+            **gpu.launch_options(x.device),
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
         if compiled is not None:
             kernel.again = Relaunch(compiled, maps=4)
             kernel.again.keep(kernel.maps)
@@ -367,16 +389,37 @@ def _product(
     width = staged_words(w)
     scales_map = TensorMap(w.scales.view(torch.int16).reshape(tiles, -1), (max(rows // 16, 8), width)) if width else words_map
     config = Config(
-        mode=MODES[mode], tokens=tile.tokens, row_blocks=tile.rows, row_groups=tile.groups, input_groups=tile.deep,
-        product=tile.product, stages=tile.fitted(f.bits, width, mode == "int8"), segment=s.segment,
-        group=group_elements(w), spans=mode == "int8" and s.span != s.segment, fold=fold, e5m2=decoder.e5m2, bits=f.bits,
-        scale=E8M0_NORMAL.value if w.normal_scales else SCALES[f.scale], addend=addend_kind(w), scale_words=width,
-        scale_bfloat=w.scales.dtype == torch.bfloat16, unit=decoder.unit,
-        plus=128.0 if f.bits == 8 and f.element == "uint" else 0.0, decoder=decoder.code, registers=decoder.registers,
-        global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, divisor=float(f.divisor), has_bias=has_bias,
-        half=dtype == torch.float16, adjacent=tile.together, store=2 if engine else 1,
-        ahead=bool(tile.ahead), pdl=gpu.supports_pdl(w.device),
-    )  # fmt: skip
+        mode=MODES[mode],
+        tokens=tile.tokens,
+        row_blocks=tile.rows,
+        row_groups=tile.groups,
+        input_groups=tile.deep,
+        product=tile.product,
+        stages=tile.fitted(f.bits, width, mode == "int8"),
+        segment=s.segment,
+        group=group_elements(w),
+        spans=mode == "int8" and s.span != s.segment,
+        fold=fold,
+        e5m2=decoder.e5m2,
+        bits=f.bits,
+        scale=E8M0_NORMAL.value if w.normal_scales else SCALES[f.scale],
+        addend=addend_kind(w),
+        scale_words=width,
+        scale_bfloat=w.scales.dtype == torch.bfloat16,
+        unit=decoder.unit,
+        plus=128.0 if f.bits == 8 and f.element == "uint" else 0.0,
+        decoder=decoder.code,
+        registers=decoder.registers,
+        global_op=GLOBAL_OPS[f.global_op],
+        divide=f.divisor != 1.0,
+        divisor=float(f.divisor),
+        has_bias=has_bias,
+        half=dtype == torch.float16,
+        adjacent=tile.together,
+        store=2 if engine else 1,
+        ahead=bool(tile.ahead),
+        pdl=gpu.supports_pdl(w.device),
+    )
     folded = Folded(float(fold_shift(w.top)), 2.0 ** (w.top - 128)) if fold else Folded(0.0, 1.0)
     return CachedProduct((words_map, scales_map), config, folded)
 

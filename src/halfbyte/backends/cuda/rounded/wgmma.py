@@ -252,9 +252,7 @@ def decoded(words, scales, C: gl.constexpr):
         low, _ = gl.broadcast(scales[0], arguments[0])
         high, _ = gl.broadcast(scales[1], arguments[0])
         arguments = arguments + [low, high]
-    low, high = gl.inline_asm_elementwise(
-        C.decoder, C.registers, arguments, dtype=(gl.int32, gl.int32), is_pure=True, pack=1
-    )  # fmt: skip
+    low, high = gl.inline_asm_elementwise(C.decoder, C.registers, arguments, dtype=(gl.int32, gl.int32), is_pure=True, pack=1)
     return gl.join(low, high)
 
 
@@ -683,9 +681,7 @@ def pass_on(shared, totals, WG: gl.constexpr, WK: gl.constexpr, C: gl.constexpr)
 
 
 @gluon.jit
-def write_products(
-    args, totals, r, row, token, WG: gl.constexpr, NUMBER: gl.constexpr, ACC: gl.constexpr, C: gl.constexpr
-):  # fmt: skip
+def write_products(args, totals, r, row, token, WG: gl.constexpr, NUMBER: gl.constexpr, ACC: gl.constexpr, C: gl.constexpr):
     """The sums of a tile's products to y."""
     for j in gl.static_range(C.tokens // C.product):
         first = token * C.tokens + j * C.product
@@ -754,9 +750,7 @@ def partition(args, C: gl.constexpr, NUMBER: gl.constexpr):
 
 
 @gluon.jit(do_not_specialize=["m", "n", "units", "groups"])
-def rounded_wgmma_kernel(
-    y_map, x_map, w_map, s_map, pointers, m, n, units, groups, stride, folded, config: gl.constexpr
-):  # fmt: skip
+def rounded_wgmma_kernel(y_map, x_map, w_map, s_map, pointers, m, n, units, groups, stride, folded, config: gl.constexpr):
     """y (m, n), one tile being 64 · row_blocks · row_groups rows of w by `config.tokens` tokens."""
     C: gl.constexpr = config.constants()
     BN: gl.constexpr = 64 * C.row_blocks * C.row_groups

@@ -138,20 +138,45 @@ def _kernel(
     if count < 2 * tile.deep:
         raise OutOfResources(2 * tile.deep, count, "stages of shared memory")
     config = Config(
-        tokens=tile.tokens, second=second_tokens(tile.tokens), row_blocks=tile.rows, row_groups=tile.groups,
-        input_groups=tile.deep, stages=count, group=group, groups=groups, scale_words=width, addend_words=addend_words,
-        plane=widths[0] if w.lanes else 0, more=widths[1] if len(widths) == 2 else 0, super_units=f.super_size // 64,
+        tokens=tile.tokens,
+        second=second_tokens(tile.tokens),
+        row_blocks=tile.rows,
+        row_groups=tile.groups,
+        input_groups=tile.deep,
+        stages=count,
+        group=group,
+        groups=groups,
+        scale_words=width,
+        addend_words=addend_words,
+        plane=widths[0] if w.lanes else 0,
+        more=widths[1] if len(widths) == 2 else 0,
+        super_units=f.super_size // 64,
         signed=f.scale in ("i6", "i8"),
-        kind=ELEMENTS[f.element], bits=bits,
-        scale=E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[f.scale], addend=addends, unit_low=units[0],
-        unit_high=units[1], zero=zero, arithmetic=arithmetic, power=power,
+        kind=ELEMENTS[f.element],
+        bits=bits,
+        scale=E8M0_NORMAL.value if e8m0 and w.normal_scales else SCALES[f.scale],
+        addend=addends,
+        unit_low=units[0],
+        unit_high=units[1],
+        zero=zero,
+        arithmetic=arithmetic,
+        power=power,
         decoder=decoders.pair_assembly(bits, f.element, named, inputs, power, half, w.lanes),
-        registers=decoders.pair_constraints(bits, f.element, inputs, w.lanes), positions=row.positions,
-        global_op=GLOBAL_OPS[f.global_op], divide=f.divisor != 1.0, has_bias=bias, has_table=table, half=half,
+        registers=decoders.pair_constraints(bits, f.element, inputs, w.lanes),
+        positions=row.positions,
+        global_op=GLOBAL_OPS[f.global_op],
+        divide=f.divisor != 1.0,
+        has_bias=bias,
+        has_table=table,
+        half=half,
         x_scaled=x_scaled,
-        adjacent=tile.together, store=store, routed=routed, gate=gate, ahead=not e8m0 if tile.ahead == 2 else bool(tile.ahead),
+        adjacent=tile.together,
+        store=store,
+        routed=routed,
+        gate=gate,
+        ahead=not e8m0 if tile.ahead == 2 else bool(tile.ahead),
         pdl=gpu.supports_pdl(w.device),
-    )  # fmt: skip
+    )
     return CachedKernel(maps, w.tiled, Factors(float(shift), unit, float(f.divisor)), config)
 
 
@@ -186,9 +211,14 @@ def launch(
             kernel.again((split.programs, 1, 1), (y_map, x_map, *kernel.maps, pointers), (numbers, kernel.config))
             return
         compiled = wgmma_kernel[(split.programs,)](
-            *(map.descriptor() for map in (y_map, x_map, *kernel.maps)), pointers, numbers, config=kernel.config,
-            **gpu.launch_options(device), num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
+            *(map.descriptor() for map in (y_map, x_map, *kernel.maps)),
+            pointers,
+            numbers,
+            config=kernel.config,
+            **gpu.launch_options(device),
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
         if compiled is not None:
             kernel.again = Relaunch(compiled, maps=8)
             kernel.again.keep(kernel.maps)

@@ -165,8 +165,12 @@ def _e4m3_halves(v):
     return gl.inline_asm_elementwise(
         """{ .reg .b16 l; .reg .b32 h, k; cvt.u16.u32 l, $2; cvt.rn.f16x2.e4m3x2 h, l; mov.b32 k, 0x54005400;
         mul.rn.f16x2 h, h, k; prmt.b32 $0, h, h, 0x1010; prmt.b32 $1, h, h, 0x3232; }""",
-        "=r,=r,r", [v], dtype=(gl.int32, gl.int32), is_pure=True, pack=1,
-    )  # fmt: skip
+        "=r,=r,r",
+        [v],
+        dtype=(gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
+    )
 
 
 @gluon.jit
@@ -198,7 +202,7 @@ def small_f32(b, SIGNED: gl.constexpr):
 @gluon.jit
 def small_terms(
     v, up, R: gl.constexpr, W: gl.constexpr, GROUPS: gl.constexpr, SIGNED: gl.constexpr, LOW: gl.constexpr, HIGH: gl.constexpr
-):  # fmt: skip
+):
     """Small integers times the float16 of their super-block, both exact, to float32 [R, W, GROUPS,
     8, 2 rows]; of rows g over the power of two LOW, of rows g + 8 over HIGH.
     """

@@ -49,14 +49,23 @@ class OnnxRuntime(Peer):
             codes = (codes[:, ::2] | (codes[:, 1::2] << 4)).astype(np.uint8)
         packed = codes.reshape(n, k // self.block, -1)
         node = helper.make_node(
-            "MatMulNBits", ["x", "b", "s"], ["y"], domain="com.microsoft", K=k, N=n, bits=self.width, block_size=self.block,
+            "MatMulNBits",
+            ["x", "b", "s"],
+            ["y"],
+            domain="com.microsoft",
+            K=k,
+            N=n,
+            bits=self.width,
+            block_size=self.block,
             accuracy_level=self.accuracy,
-        )  # fmt: skip
+        )
         graph = helper.make_graph(
-            [node], "product", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["m", k])],
+            [node],
+            "product",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["m", k])],
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["m", n])],
             [numpy_helper.from_array(packed, "b"), numpy_helper.from_array(scales.reshape(-1), "s")],
-        )  # fmt: skip
+        )
         imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
         return bytes(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
 

@@ -30,9 +30,12 @@ class OpenVINO(Peer):
 
         core = ov.Core()
         settings = {
-            "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 32 if self.dynamic else 0,
-        }  # fmt: skip
+        }
         compiled = [core.compile_model(self.model(w), "CPU", settings) for w in weights]
         requests = [c.create_infer_request() for c in compiled]
 
