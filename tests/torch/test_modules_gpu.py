@@ -132,7 +132,8 @@ def test_case_53_after_warmup_no_call_compiles_anything():
     before = knobs.runtime.jit_cache_hook
     knobs.runtime.jit_cache_hook = lambda **call: compiled.append(call["repr"])  # None: go on and compile
     try:
-        fused = len(set(warming_tokens_of(model["a"].packed[""].prepared, TOKENS, True)) - set(TOKENS))
+        linear = [model[name].packed[""].prepared for name in "ab"]
+        fused = sum(len(set(warming_tokens_of(w, TOKENS, True)) - set(TOKENS)) for w in linear)
         # Experts at 33 and 40 tokens, too, and with float32 shares; the fused schedule's tiles.
         assert hb.warmup(model, dtype=torch.float16) == 4 * len(TOKENS) + 4 + fused
         assert compiled

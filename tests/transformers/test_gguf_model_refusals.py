@@ -105,9 +105,9 @@ def with_tensor(tensor: Tensor) -> Any:
             "with rope scaling 'longrope'; none, linear and yarn are read, and longrope with its factors",
         ),
         (
-            with_pair("general.architecture", "string", "kimi-linear"),
+            with_pair("general.architecture", "string", "rwkv7"),
             UnsupportedError,
-            "architecture 'kimi-linear': its recurrent or convolutional layers .*; models that can be built: apertus, arcee",
+            "architecture 'rwkv7': .*; models that can be built: afmoe, apertus, arcee",
         ),
         (with_pair("general.architecture", "", None), UnsupportedError, "architecture ''"),
     ],

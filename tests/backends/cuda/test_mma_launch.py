@@ -83,3 +83,17 @@ def test_a_tile_of_ones_own_and_routes_are_not_kept(recorder):
     for _ in range(2):
         launch.fragments(torch.randn(1, 512).half(), w, None, FragmentTile(1, 1, 8, 1, 1, 1))
     assert (len(recorder.first), len(recorder.later), len(w.launches)) == (2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("word", "n", "served"),
+    [
+        ("q4_K", 14336, [1, 2, 8, 8, 8, 9, 16]),
+        ("q4_K", 4096, [1, 2, 3, 4, 7, 9, 16]),
+        ("q6_K", 14336, [1, 2, 3, 4, 7, 9, 16]),  # lane order has tiles of its own
+        ("affine4:g64", 14336, [1, 2, 3, 4, 7, 9, 16]),
+    ],
+)
+def test_tall_weights_of_two_levels_take_the_tile_of_eight_tokens_from_three_on(word, n, served):
+    w = to_device(random_weight(word, 16, 256, 0), "cpu", lanes=True)
+    assert [launch.tile_tokens(w, n, m) for m in (1, 2, 3, 4, 7, 9, 16)] == served

@@ -128,8 +128,8 @@ def test_what_the_schedule_does_not_take_is_a_sentence():
     p = ops.prepare(weight("int4:g128", 64, 128, 5), device="cuda")
     with pytest.raises(BackendError, match=r"'fused' takes float16 and bfloat16 activations, not torch.float32"):
         ops.linear(torch.zeros(2, 128, device="cuda"), p, schedule="fused")
-    p = ops.prepare(weight("q4_K", 64, 256, 5), device="cuda")
-    text = r"'fused' takes integers of 2, 4 and 8 bits and floats of 4 and 8 with 16-bit or 8-bit float scales, not q4_K"
+    p = ops.prepare(weight("uint7:g64", 64, 256, 5), device="cuda")
+    text = r"'fused' takes integers of up to 6 and of 8 bits, floats of 4, 6 and 8 and tables, .*, not uint7"
     with pytest.raises(BackendError, match=text):
         ops.linear(torch.zeros(2, 256, device="cuda", dtype=torch.float16), p, schedule="fused")
 

@@ -110,7 +110,7 @@ def _tile(schedule: str, w: Any, n: int, m: int) -> Any:
 
     card = gpu.card_name(torch.device(DEVICE))
     if schedule == FRAGMENTS:
-        return fragment_tile(w.fragments, n, m, launch.family_of(w), card)
+        return fragment_tile(w.fragments, n, launch.tile_tokens(w, n, m), launch.family_of(w), card)
     if schedule != FUSED:
         return None
     return tuple(step.tile for step in steps_for(m, replace(w, shape=(n, w.shape[-1])), True))

@@ -7,7 +7,8 @@ order in which the words meet them. A producer warp copies x, words and scales o
 unit, to a stage of shared memory; consumer warpgroups decode, multiply, and apply scales to the
 sums of a segment, 32 to 128 inputs, while other products run: those of the other warpgroups, and
 of the next `product` tokens of the same one. Every sum is made as in `product.py`, so int8 results
-have the same bits. Tiles are never cut in parts.
+have the same bits. Tiles are never cut in parts. More than 800 lines, so that the kernel reads in
+one piece.
 """
 
 from __future__ import annotations
