@@ -5,7 +5,8 @@
 // For each instruction set, each structure of weight and several shapes: one-hot products return
 // the decoded row bit for bit in both classes, products are within float32's error of float64, a
 // row does not depend on its batch, panel order returns the codes it was made from, and all
-// instruction sets have the same bits. Matrices are transposed.
+// instruction sets have the same bits. Scales reach from one end of their type to the other.
+// Matrices are transposed.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -163,6 +164,79 @@ void check_weight(const std::string &set, const Structure &s, int64_t n, int64_t
   }
 }
 
+// A small float by its definition: sign, exponent and mantissa of so many bits, subnormals below
+// the least exponent. What has no finite value there is its caller's matter.
+double small_float(uint32_t bits, int exponent_bits, int mantissa_bits) {
+  const int exponent = (int)(bits >> mantissa_bits) & ((1 << exponent_bits) - 1),
+            bias = (1 << (exponent_bits - 1)) - 1;
+  const uint32_t leading = exponent ? 1u << mantissa_bits : 0;
+  const double magnitude = std::ldexp((double)(leading | (bits & ((1u << mantissa_bits) - 1))),
+                                      std::max(exponent, 1) - bias - mantissa_bits);
+  return bits >> (exponent_bits + mantissa_bits) ? -magnitude : magnitude;
+}
+
+double scale_of(Scale kind, uint32_t bits) {
+  if (kind == Scale::e8m0) return bits == 255 ? NAN : std::ldexp(1.0, (int)bits - 127);
+  if (kind == Scale::e4m3) return (bits & 0x7f) == 0x7f ? NAN : small_float(bits, 4, 3);
+  // As ggml reads it: the sign is ignored, but for 0x7f, which is 0 without it alone.
+  if (kind == Scale::ue4m3) return bits == 0x7f ? 0.0 : small_float(bits & 0x7f, 4, 3);
+  const int exponent_bits = kind == Scale::f16 ? 5 : 8, mantissa_bits = 15 - exponent_bits;
+  if ((bits & 0x7fff) >> mantissa_bits != (1u << exponent_bits) - 1)
+    return small_float(bits, exponent_bits, mantissa_bits);
+  if (bits & ((1u << mantissa_bits) - 1)) return NAN;
+  return bits >> 15 ? -INFINITY : INFINITY;
+}
+
+// A weight of one group in each of 256 rows, under scales from one end of their type to the other,
+// zero, subnormals, infinities and NaN among them: every byte of a scale of 8 bits, and of one of
+// 16 bits every upper byte with the lower bytes where exponents and mantissas begin and end. Rows
+// and one-hot products are elements times scales, rounded once; a row whose scale is NaN is NaN.
+void check_scales(const std::string &set, const Structure &s) {
+  const bool wide = s.scale == Scale::f16 || s.scale == Scale::bf16;
+  if (s.super || s.scale == Scale::f32) return;
+  const int64_t n = 256, k = s.group;
+  const auto made = make(s, n, k);
+  Weight &w = made->w;
+  w.zeros = nullptr, w.biases = nullptr, w.global_op = Global::none;
+  for (const uint32_t low : {0x00u, 0x01u, 0x7fu, 0x80u, 0xffu}) {
+    if (low && !wide) break;
+    std::vector<float> wanted((size_t)(n * k)), dense((size_t)(n * k));
+    for (int64_t r = 0; r < n; ++r) {
+      const uint32_t entry = wide ? (uint32_t)r << 8 | low : (uint32_t)r;
+      if (wide)
+        ((uint16_t *)w.scales)[r] = (uint16_t)entry;
+      else
+        ((uint8_t *)w.scales)[r] = (uint8_t)entry;
+      const double scale = scale_of(s.scale, entry);
+      for (int64_t j = 0; j < k; ++j) {
+        uint32_t c = 0;
+        for (int b = 0; b < s.bits; ++b)
+          c |= (made->codes[(size_t)(r * w.row_bytes + (j * s.bits + b) / 8)] >>
+                    ((j * s.bits + b) % 8) &
+                1u)
+               << b;
+        wanted[(size_t)(r * k + j)] = (float)(w.values[c] * scale);
+      }
+    }
+    const auto equal = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
+    const std::string where = set + " " + s.name + " scales " + std::to_string(low);
+    dequantize(w, 0, n, Dtype::f32, dense.data());
+    check(std::equal(dense.begin(), dense.end(), wanted.begin(), equal), where + ": rows");
+    for (const Activations mode : {Activations::exact, Activations::int8})
+      for (const int64_t m : {(int64_t)1, (int64_t)21}) {
+        std::vector<float> hot((size_t)(m * k), 0.0f);
+        for (int64_t t = 0; t < m; ++t) hot[(size_t)(t * k + (7 * t + 3) % k)] = 1.0f;
+        const auto y = product(w, hot.data(), m, mode);
+        int64_t wrong = 0;
+        for (int64_t t = 0; t < m; ++t)
+          for (int64_t r = 0; r < n; ++r)
+            wrong += !equal(y[(size_t)(t * n + r)], wanted[(size_t)(r * k + (7 * t + 3) % k)]);
+        check(!wrong, where + (mode == Activations::exact ? " exact" : " int8") +
+                          " m=" + std::to_string(m) + ": " + std::to_string(wrong) + " products");
+      }
+  }
+}
+
 #include "step_check.inl"
 #include "transpose_check.inl"
 
@@ -188,6 +262,7 @@ int main(int argc, char **argv) {
                 s.super ? s.super * (groups > 1 ? 2 : 1)
                         : groups * s.group - (groups > 1 && !s.act_order && s.group == 64 ? 9 : 0));
       check_step(set);
+      for (const Structure &s : kStructures) check_scales(set, s);
       if (!expected) expected = products_hash;
       check(products_hash == expected, set + " " + core + ": not the bits of the other sets");
     }
