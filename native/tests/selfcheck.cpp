@@ -5,8 +5,8 @@
 // For each instruction set, each structure of weight and several shapes: one-hot products return
 // the decoded row bit for bit in both classes, products are within float32's error of float64, a
 // row does not depend on its batch, panel order returns the codes it was made from, and all
-// instruction sets have the same bits. Scales reach from one end of their type to the other.
-// Matrices are transposed.
+// instruction sets have the same bits. Scales and zero points reach from one end of their type to
+// the other. Matrices are transposed.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -189,15 +190,17 @@ double scale_of(Scale kind, uint32_t bits) {
 
 // A weight of one group in each of 256 rows, under scales from one end of their type to the other,
 // zero, subnormals, infinities and NaN among them: every byte of a scale of 8 bits, and of one of
-// 16 bits every upper byte with the lower bytes where exponents and mantissas begin and end. Rows
-// and one-hot products are elements times scales, rounded once; a row whose scale is NaN is NaN.
+// 16 bits every upper byte with the lower bytes where exponents and mantissas begin and end. Zero
+// points reach from one end of int16 to the other. Rows and one-hot products are elements, less
+// their zero point, times scales, rounded once; a row whose scale is NaN is NaN.
+const int16_t kZeros[] = {0, -1, 1, 127, 128, -128, -129, 255, 256, 32767, -32767, -32768};
 void check_scales(const std::string &set, const Structure &s) {
   const bool wide = s.scale == Scale::f16 || s.scale == Scale::bf16;
   if (s.super || s.scale == Scale::f32) return;
   const int64_t n = 256, k = s.group;
   const auto made = make(s, n, k);
   Weight &w = made->w;
-  w.zeros = nullptr, w.biases = nullptr, w.global_op = Global::none;
+  w.biases = nullptr, w.global_op = Global::none;
   for (const uint32_t low : {0x00u, 0x01u, 0x7fu, 0x80u, 0xffu}) {
     if (low && !wide) break;
     std::vector<float> wanted((size_t)(n * k)), dense((size_t)(n * k));
@@ -208,6 +211,8 @@ void check_scales(const std::string &set, const Structure &s) {
       else
         ((uint8_t *)w.scales)[r] = (uint8_t)entry;
       const double scale = scale_of(s.scale, entry);
+      const int16_t zero = s.zeros ? kZeros[r % (int64_t)std::size(kZeros)] : (int16_t)0;
+      if (s.zeros) ((int16_t *)w.zeros)[r] = zero;
       for (int64_t j = 0; j < k; ++j) {
         uint32_t c = 0;
         for (int b = 0; b < s.bits; ++b)
@@ -215,7 +220,7 @@ void check_scales(const std::string &set, const Structure &s) {
                     ((j * s.bits + b) % 8) &
                 1u)
                << b;
-        wanted[(size_t)(r * k + j)] = (float)(w.values[c] * scale);
+        wanted[(size_t)(r * k + j)] = (float)((w.values[c] - zero) * scale);
       }
     }
     const auto equal = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
