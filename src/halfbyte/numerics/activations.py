@@ -40,7 +40,9 @@ def segment_length(longest: int) -> int:
 
 
 def product_bits(fmt: Format) -> int:
-    """Significant bits of an element, less its zero point, times its group scale, at most."""
+    """Significant bits of an element, less its zero point, times its group scale, at most, where
+    the zero point is one of the codes.
+    """
     return element_significant_bits(fmt.element, fmt.bits) + (fmt.zero == "int") + SCALE_BITS.get(fmt.scale, 24)
 
 
