@@ -153,7 +153,8 @@ def test_the_classes_are_those_of_transformers():
     """An encoder's class is the base model; T5's encoder has one of its own."""
     answers = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     names = {
-        # SmallThinker's class is halfbyte's own; transformers lists Mistral 4's for images with text.
+        # SmallThinker's class is halfbyte's own; transformers lists Mistral 4's for images with
+        # text.
         "text": MODEL_FOR_PRETRAINING_MAPPING_NAMES
         | MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         | {"smallthinker": "SmallThinkerForCausalLM"},
