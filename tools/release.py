@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SDIST_LIMIT = 1 << 20
-"""Bytes of the source distribution, at most."""
+"""The source distribution is smaller than this: 1 MiB."""
 PLATFORMS = {
     "manylinux x86-64": r"manylinux.*_x86_64",
     "manylinux aarch64": r"manylinux.*_aarch64",

@@ -4,6 +4,9 @@ arguments give equal bytes, and the written file holds what training ended with.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -131,6 +134,48 @@ def one_layer(tmp_path, kind: str, **more):
             [run(h) for h in hidden],
             run,
         )
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "pass",
+        "torch.set_float32_matmul_precision('medium')",
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "torch.backends.fp32_precision = 'tf32'",
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.cuda.matmul.fp32_precision = 'ieee'",
+    ],
+)
+def test_quick_products_leave_the_settings_of_a_program(setting):
+    """By torch's older settings and by its newer ones, which refuse to be mixed; an error counts as
+    a state too. Settings last for a process, so each has its own.
+    """
+    if "fp32_precision" in setting and not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("torch before 2.9 has the older settings alone")
+    program = f"""
+import torch
+from halfbyte.calibration.learned import quick_products
+
+def state():
+    matmul = torch.backends.cuda.matmul
+    found = []
+    for read in (torch.get_float32_matmul_precision, lambda: matmul.allow_tf32, lambda: matmul.fp32_precision):
+        try:
+            found.append(read())
+        except (RuntimeError, AttributeError):
+            found.append("refused")
+    return found
+
+{setting}
+before = state()
+with quick_products():
+    quick = state()
+assert quick[2] == "tf32" or quick[1] is True, quick
+assert state() == before, (before, state())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("codec", ["uint4:g32", "nvfp4"])

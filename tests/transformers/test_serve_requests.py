@@ -148,7 +148,7 @@ def test_an_error_of_a_handler_is_a_reply():
         (8, 8, None),
         (9, 1, r"^\[serve\] the prompt has 9 tokens; up to 8 tokens are allowed$"),
         (8 * TOKEN_LENGTH + 1, 1, r"^\[serve\] the prompt has 257 characters; up to 8 tokens are allowed$"),
-        (8, 9, r"^\[serve\] the prompt has 8 tokens and 9 are requested; the model's context is 16$"),
+        (8, 9, r"^\[serve\] the prompt has 8 tokens and 9 are requested; up to 16 together are allowed$"),
     ],
 )
 def test_a_prompt_and_its_answer_fit_the_context(characters, wanted, message):

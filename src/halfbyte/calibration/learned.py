@@ -220,13 +220,17 @@ class _Training:
 def quick_products() -> Iterator[None]:
     """Products of float32 matrices on a GPU with factors of 10 bits of mantissa (TF32), for
     gradients: several times as fast. What decides between states is computed without.
+
+    torch 2.9 and newer refuse the older of its two settings where a program has used the newer one.
     """
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
+    matmul = torch.backends.cuda.matmul
+    name, quick = ("fp32_precision", "tf32") if hasattr(matmul, "fp32_precision") else ("allow_tf32", True)
+    before = getattr(matmul, name)
+    setattr(matmul, name, quick)
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        setattr(matmul, name, before)
 
 
 def relative_error(x: Tensor, y: Tensor) -> Tensor:

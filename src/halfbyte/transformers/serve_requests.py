@@ -66,7 +66,7 @@ class RequestCheck:
 
     name        what requests call the model
     count       text -> its number of tokens
-    context     tokens of prompt and answer together
+    context     most tokens of prompt and answer together: the model's context, or what a cache holds
     max_prompt  most tokens of a prompt
     hosts       allowed Host headers without port; None for all
     batching    requests are batched: they sample alike, and none has stop strings
@@ -292,7 +292,7 @@ class RequestCheck:
         wanted = max((body.get(k) or 0 for k in ("max_tokens", "max_completion_tokens", "max_output_tokens")), default=0)
         if tokens + wanted > self.context:
             raise RequestError(
-                f"the prompt has {tokens:,} tokens and {wanted:,} are requested; the model's context is {self.context:,}",
+                f"the prompt has {tokens:,} tokens and {wanted:,} are requested; up to {self.context:,} together are allowed",
                 None,
                 "context_length_exceeded",
             )

@@ -28,7 +28,8 @@ WORDS = ["int4:g128", "int4:g32", "uint4:g64", "uint4:g16", "affine4:g64", "mxfp
 WORDS += [f"{word} bfloat16" for word in ("int4:g32", "uint4:g64", "affine4:g64", "uint8:g64", "uint2:g32", "affine2:g64")]
 LANES = ["int3:g64", "uint3:g64", "int5:g32", "uint5:g16", "uint6:g128", "int6:g-1", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K",
          "q5_0", "q5_1", "nf4:g64", "iq4_nl", "iq4_xs", "mxfp6_e2m3", "mxfp6_e3m2", "affine3:g64", "affine6:g64", "affine1:g64",
-         "uint5:g64 bfloat16", "affine6:g64 bfloat16", "int3:g32 float32"]  # fmt: skip
+         "uint5:g64 bfloat16", "affine6:g64 bfloat16", "int3:g32 float32",
+         "nf4:g32 bfloat16", "nf4_modelopt:g64", "int6:g16"]  # fmt: skip
 TILES = [FusedTile(32, 1, 1), FusedTile(64, 1, 2), FusedTile(128, 2, 2)]
 
 
