@@ -171,7 +171,7 @@ def test_planes_in_lane_order_are_joined_and_rounded_once(key, addend, half):
     lane = np.arange(32)
     for c in range(8):
         words = []
-        for width in d.PLANE_WIDTHS[bits]:
+        for width in order.PLANES[bits]:
             at = {4: lambda h: 2 * h + c // 4, 2: lambda h: h, 1: lambda h: 0}[width]  # noqa: B023 # called at once
             words.append([planes[width][:, at(h)] for h in (0, 1)])
         entry = table[lane % 16].astype(np.float32).view(np.uint32) if bits == 4 else lane

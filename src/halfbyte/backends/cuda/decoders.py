@@ -33,6 +33,8 @@ import functools
 import re
 from typing import NamedTuple
 
+from . import order
+
 
 class Decoder(NamedTuple):
     """A row of `WORDS` or `OPERANDS`.
@@ -354,7 +356,7 @@ def joined_planes(bits: int, magic: str, c: int | None = None) -> str:
     """A pair's code, from its planes, over the bits of `magic`: y0 of row g, y1 of row g + 8; of
     pair c of a lane, or of the one that p0 names.
     """
-    low, *rest = PLANE_WIDTHS[bits]
+    low, *rest = order.PLANES[bits]
     nibble = "shl.b32 t, p0, 2; and.b32 t, t, 12;" if c is None else f"mov.b32 t, {4 * (c % 4)};"
     pair = "shl.b32 t, p0, 1;" if c is None else f"mov.b32 t, {2 * c};"
     code = f"mov.b32 k, {magic}; "
@@ -368,10 +370,6 @@ def joined_planes(bits: int, magic: str, c: int | None = None) -> str:
         if rest:
             code += _rotated(y, *(("v0", bit) if rest[0] == 1 else (f"v{h}", pair)), rest[0], low)
     return code
-
-
-PLANE_WIDTHS = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2)}
-"""Bit planes of what lies in lane order, low bits first (order.PLANES)."""
 
 
 FIELDS_OF_6_BITS = {"e2m3": (7, "0x0f800f80", 14), "e3m2": (8, "0x1f001f00", 12)}
@@ -508,7 +506,7 @@ def assembly(decoder: Decoder, results: int, *inputs: str) -> str:
 def pair_inputs(bits: int, element: str, addend: int, lanes: bool = False) -> str:
     """Inputs of a row of `PAIRS`, or of `LANES`, in order, a letter each."""
     if lanes:
-        more = "v" if len(PLANE_WIDTHS[bits]) == 2 else ""
+        more = "v" if len(order.PLANES[bits]) == 2 else ""
         return "w" + more + "p" + ("e" if element in TABLE_ELEMENTS else "") + "s" + ("z" if addend else "")
     return "w" + ("p" if bits < 8 else "") + ("f" if element == "e2m1" else "") + "s" + ("z" if addend else "")
 

@@ -11,11 +11,12 @@ import torch
 
 from . import device as gpu
 from .decode import BF16_PAIR, E4M3_NORMAL, E8M0_NORMAL, ELEMENTS, F16_PAIR, SCALES, TABLE
-from .decoders import FRAGMENTS, PLANE_WIDTHS, PLANES, WORDS, assembly
+from .decoders import FRAGMENTS, PLANES, WORDS, assembly
 from .lookups import LANES
 from .mma.kernel import fragment_kernel
 from .mma.plan import Factors, Plan, TokenBlocks, make_plan
 from .mma.plan import Weight as FragmentPointers
+from .order import PLANES as PLANE_WIDTHS
 from .portable.decode_tile import Format, Weight
 from .portable.dequantize import dequantize_kernel
 from .portable.matmul import MatmulTile, matmul_kernel

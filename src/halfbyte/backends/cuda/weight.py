@@ -19,10 +19,10 @@ from ...spec import Format
 from ...tensor.act_order import sort_by_group
 from ...tensor.qtensor import QTensor
 from . import device as gpu
+from .decoders import TABLE_ELEMENTS
 from .order import PLANES, TILE_ROWS, split
 
-TABLES = ("nf4", "bnb_fp4", "nf4_modelopt", "iq4_nl")
-KERNEL_ELEMENTS = ("uint", "int", "e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "mxint", *TABLES)
+KERNEL_ELEMENTS = ("uint", "int", "e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "mxint", *TABLE_ELEMENTS)
 """Elements that decode.py decodes, by name; here, so that a refusal needs no Triton."""
 HALF_MAX, HALF_STEP = 65504.0, 2.0**-24
 
@@ -87,7 +87,7 @@ def in_fragments(fmt: Format, k: int) -> bool:
     return fmt.groups(k) == 1 or fmt.group_size in (16, 32) or fmt.group_size % 64 == 0
 
 
-LANE_ELEMENTS = {1: ("uint",), 2: ("uint", "int"), 3: ("uint", "int"), 4: TABLES, 5: ("uint", "int"),
+LANE_ELEMENTS = {1: ("uint",), 2: ("uint", "int"), 3: ("uint", "int"), 4: TABLE_ELEMENTS, 5: ("uint", "int"),
                  6: ("uint", "int", "e2m3", "e3m2")}  # fmt: skip
 
 
@@ -350,7 +350,7 @@ def to_device(q: QTensor, device: Any, lanes: bool | None = None) -> CudaWeight:
             addend = spread(q.parts[part])
     supers = {p: spread(q.parts[p]) if p in q.parts else None for p in ("super_scales", "super_mins")}
     whole = tensor_of(q.parts["global_scale"], device) if "global_scale" in q.parts else None
-    table = tensor_of(element_table(fmt.element, fmt.bits).astype(np.float32), device) if fmt.element in TABLES else None
+    table = tensor_of(element_table(fmt.element, fmt.bits).astype(np.float32), device) if fmt.element in TABLE_ELEMENTS else None
     packed = CudaWeight(
         fmt,
         q.shape,

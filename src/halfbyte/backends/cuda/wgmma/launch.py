@@ -19,6 +19,7 @@ from .. import device as gpu
 from ..decode import E4M3S, E8M0, E8M0_NORMAL, ELEMENTS, SCALES, SMALL, TABLE, UE4M3
 from ..launch import GLOBAL_OPS, addend_kind
 from ..mma.plan import TokenBlocks
+from ..order import PLANES
 from ..relaunch import Relaunch, TensorMap
 from ..tuning.wgmma_tiles import FusedTile, WorkSplit, second_tokens, stages
 from ..weight import CudaWeight, group_elements
@@ -93,7 +94,7 @@ def _kernel(
     f, bits, group = w.format, w.format.bits, group_elements(w)
     bn, groups = 64 * tile.rows * tile.groups, max(1, 64 // group)
     width, each = groups * 8 * w.scales.element_size(), max(bn // 16, 8)
-    widths = decoders.PLANE_WIDTHS[bits] if w.lanes else (bits,)
+    widths = PLANES[bits] if w.lanes else (bits,)
     planes = [w.planes[plane].view(torch.int32) for plane in widths]
     tiles = planes[0].numel() // (w.tiled * 32 * widths[0])  # a stack is one tall weight
 
