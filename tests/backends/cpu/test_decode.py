@@ -92,6 +92,36 @@ def test_zero_points_take_all_of_int16(instruction_set, word):  # noqa: F811
             assert same(CPU.linear(one, prepared, None, activations=activations)[0], exact[:, j])
 
 
+@each_set
+def test_a_product_and_its_bias_are_rounded_once(instruction_set):  # noqa: F811
+    """code · scale is half a unit of the bias's last place and 2^-30 of that more, or less: a sum
+    that was rounded to float64 on its way is the midpoint, and goes to the other neighbour.
+    """
+    fmt = format_named("affine8:g32", scale_dtype="float32")
+    rows = [
+        (code, sign * scale * 2.0**-40, sign * 2.0**14 * (1 + odd * 2.0**-23))
+        for code, scale, odd in ((205, 5237765, 0), (217, 4948119, 1))  # 2^30 + 1 and 2^30 - 1
+        for sign in (1, -1)
+    ]
+    wanted = [sign * 2.0**14 * (1 + 2.0**-23) for _ in range(2) for sign in (1, -1)]
+    q = QTensor(
+        fmt,
+        (4, 32),
+        {
+            "codes": np.array([[code] * 32 for code, _, _ in rows], np.uint8),
+            "scales": np.array([[scale] for _, scale, _ in rows], np.float32),
+            "biases": np.array([[bias] for _, _, bias in rows], np.float32),
+        },
+    )
+    assert np.array_equal(q.dequantize("float32")[:, 0], wanted)
+    prepared = CPU.prepare(q)
+    assert np.array_equal(CPU.dequantize(prepared, "float32")[:, 7], wanted)
+    for activations in ("exact", "int8"):
+        for m in (1, 32):
+            got = CPU.linear(np.eye(32, dtype=np.float32)[:m], prepared, None, activations=activations)
+            assert np.array_equal(got, [wanted] * m), (activations, m)
+
+
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 def test_the_packed_order_returns_every_byte(fmt):
     k = 2 * max(unit_of(fmt), fmt.group_size)
