@@ -141,7 +141,11 @@ def encoded(content: bytes | GGUF) -> bytes:
 
 
 def written(content: bytes | GGUF) -> bytes | None:
-    """The bytes of a file, None for a header that no file can hold."""
+    """The bytes of a file, None for a header that no file can hold and for one whose alignment
+    would pad it with more than a megabyte.
+    """
+    if isinstance(content, GGUF) and content.alignment > 1 << 20:
+        return None
     try:
         return encoded(content)
     except (struct.error, OverflowError, MemoryError, TypeError, AttributeError, KeyError, ValueError):
