@@ -110,6 +110,9 @@ def test_a_text_ends_at_every_token_the_file_names(tmp_path, monkeypatch):
         "gemma4",
         "llama4",
         "kimi-linear",
+        "bailingmoe3",
+        "dbrx",
+        "hy_v4",
         "deepseek32",
         "glm-dsa",
         "mimo2",
@@ -177,6 +180,37 @@ def test_a_larger_baichuan_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(FAMILIES, "baichuan", (FAMILIES["baichuan"][0] | {"num_hidden_layers": 40}, []))
     path = write_family(tmp_path / "m.gguf", "baichuan", family_model("baichuan"))
     with pytest.raises(UnsupportedError, match="a baichuan model of 40 layers, which has ALiBi positions"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("case", "given", "why"),
+    [
+        ("bailingmoe3", ("swiglu_clamp_exp", "array[float32]", [0.0, 7.0]), "whose experts are limited"),
+        ("bailingmoe3", ("rope.dimension_sections", "array[int32]", [2, 1, 1, 0]), "with sections of its rotation"),
+        ("bailingmoe3", ("kda.safe_gate", "bool", 0), "without a floor of forgetting"),
+        ("bailingmoe3", ("expert_shared_feed_forward_length", "uint32", 48), "whose shared experts are 48 wide; .* takes 32"),
+        ("hy_v4", ("attention.indexer.top_k", "uint32", 0), "without an indexer"),
+        (
+            "hy_v4",
+            [("rope.scaling.type", "string", "linear"), ("rope.scaling.factor", "float32", 4.0)],
+            "with a stretched rotation",
+        ),
+        ("hy_v4", ("swiglu_clamp_exp", "array[float32]", [0.5, 0.5, 0.7]), "whose experts are limited to .* takes one limit"),
+        ("dbrx", ("attention.layer_norm_epsilon", "float32", 1e-6), "whose norms' epsilon is 1e-06; .* has 1e-5"),
+    ],
+)
+def test_what_the_class_does_not_compute_is_refused(tmp_path, monkeypatch, case, given, why):
+    whole = GGUF.bytes
+    keys = [(f"{case}.{key}", *rest) for key, *rest in (given if isinstance(given, list) else [given])]
+
+    def changed(file: GGUF) -> bytes:
+        file.pairs = [*(pair for pair in file.pairs if pair[0] not in {name for name, *_ in keys}), *keys]
+        return whole(file)
+
+    monkeypatch.setattr(GGUF, "bytes", changed)
+    path = write_family(tmp_path / "m.gguf", case, family_model(case))
+    with pytest.raises(UnsupportedError, match=f"a {case} model {why}"):
         load_model(path)
 
 

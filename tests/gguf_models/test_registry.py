@@ -44,8 +44,8 @@ def test_the_page_is_what_the_tables_say():
     [
         ([("general.architecture", "string", "llama")], None),
         (
-            [("general.architecture", "string", "dbrx")],
-            "architecture 'dbrx': its tensors have no table here yet",
+            [("general.architecture", "string", "plamo")],
+            "architecture 'plamo': transformers has no such model",
         ),
         ([("general.architecture", "string", "moon")], "architecture 'moon': llama.cpp does not know it either"),
         (

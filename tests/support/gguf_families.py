@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import torch
-from halfbyte.gguf_models.architecture import EXPERTS, PARAMETER, PART, RMS_EPS, Architecture
+from halfbyte.gguf_models.architecture import DBRX_EXPERTS, EXPERTS, PARAMETER, PART, RMS_EPS, Architecture
 from halfbyte.gguf_models.architectures import ARCHITECTURES, MISTRAL
 from halfbyte.gguf_models.classic import FALCON_40B
 from halfbyte.gguf_models.config import register
@@ -286,6 +286,7 @@ def t5_encoder(hidden: int, gated: bool) -> Family:
 
 MINICPM3 = {"num_key_value_heads", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"}
 ROUTED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+NOT_LING = {"n_routed_experts", "use_qk_norm", "sliding_window", "first_k_dense_replace"}
 ENCODER_KEYS = [("attention.causal", "bool", 0), ("pooling_type", "uint32", 0)]
 ROUTED_KEYS = [
     *EXPERT_KEYS, ("expert_feed_forward_length", "uint32", 32), ("expert_shared_feed_forward_length", "uint32", 32),
@@ -391,6 +392,17 @@ def mimo2(hidden: int) -> Family:
     return config, keys
 
 
+def dbrx(hidden: int) -> Family:
+    """Numbers of its own for everything; queries, keys and values are clamped."""
+    width = 96 if hidden == 64 else hidden
+    config = {
+        "d_model": hidden, "n_heads": HEADS, "n_layers": 2, "max_seq_len": 256, "tie_word_embeddings": False,
+        "attn_config": {"kv_n_heads": KV, "clip_qkv": 1.5, "rope_theta": 5e4},
+        "ffn_config": {"hidden_size": hidden, "ffn_hidden_size": width, "moe_num_experts": 4, "moe_top_k": 2},
+    }  # fmt: skip
+    return config, [*EXPERT_KEYS, ("attention.clamp_kqv", "float32", 1.5)]
+
+
 # architecture, or architecture:variant -> (changes of the configuration, keys of the file), or a
 # function of the width that gives them
 FAMILIES: dict[str, Family | Callable[[int], Family]] = {
@@ -422,6 +434,18 @@ FAMILIES: dict[str, Family | Callable[[int], Family]] = {
     ),
     "laguna": lambda h: laguna(h, "per-head", YARN),
     "laguna:element": lambda h: laguna(h, "per-element", {"rope_type": "default"}),
+    "bailingmoe3": lambda h: (
+        {k: v for k, v in latent(h, q_lora_rank=None, topk_group=2, n_group=4).items() if k not in NOT_LING} | {
+            "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"],
+            "head_dim": h // HEADS, "num_local_experts": 8, "kda_lower_bound": -3.0, "num_nextn_predict_layers": 0,
+        },
+        [*SIGMOID_KEYS[1:], ("expert_count", "uint32", 8), ("expert_group_count", "uint32", 4),
+         *(k for k in latent_keys(h) if "q_lora" not in k[0] and "head_count" not in k[0]),
+         ("attention.head_count_kv", "array[int32]", [0, 1]), ("kda.head_dim", "uint32", h // HEADS),
+         ("kda.safe_gate", "bool", 1), ("kda.gate_lower_bound", "float32", -3.0), ("ssm.conv_kernel", "uint32", 4),
+         ("expert_group_used_count", "uint32", 2)],
+    ),
+    "dbrx": dbrx,
     "kimi-linear": lambda h: (
         latent(h, q_lora_rank=None, topk_group=1, n_group=1) | {
             "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"],
@@ -581,6 +605,13 @@ FAMILIES: dict[str, Family | Callable[[int], Family]] = {
         latent(h, **indexer(h), indexer_types=["full", "shared", "full"], num_hidden_layers=3),
         [*SIGMOID_KEYS, *latent_keys(h), *indexer_keys(h), ("attention.indexer.types", "array[bool]", [1, 0, 1])],
     ),
+    "hy_v4": lambda h: (
+        latent(h, **indexer(h), indexer_types=["full", "shared", "full"], num_hidden_layers=3, hc_mult=3, hc_magnitude=1.5)
+        | {"hc_eps": 1e-3, "swiglu_limit": 0.5, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+        [*SIGMOID_KEYS, *latent_keys(h), *indexer_keys(h), ("attention.indexer.types", "array[bool]", [1, 0, 1]),
+         ("hyper_connection.count", "uint32", 3), ("hyper_connection.epsilon", "float32", 1e-3),
+         ("hyper_connection.magnitude", "float32", 1.5), ("swiglu_clamp_exp", "array[float32]", [0.5] * 3)],
+    ),
     "ernie4_5-moe": (
         UNTIED | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1}
         | {"moe_layer_start_index": 1},
@@ -738,13 +769,11 @@ def family_model(arch: str, hidden: int = 64) -> Any:
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
     with torch.no_grad():
         for key, p in named_tensors(model):
+            norm = key.endswith("weight") and "norm" in key.split(".")[-2]
             scale = 0.3 if p.ndim == 1 else 1.0 / p.shape[-1] ** 0.5
             scale *= 0.1 if arch == "gemma3n" else 1.0  # errors grow with every sparse layer
-            p.copy_(
-                torch.randn_like(p) * scale
-                + (1.0 if ("norm" in key and key.endswith("weight")) or key.endswith("scalar") else 0.0)
-            )
-            if architecture(arch).norm_offset and "norm" in key and key.endswith("weight") and "linear_attn" not in key:
+            p.copy_(torch.randn_like(p) * scale + (1.0 if norm or key.endswith("scalar") else 0.0))
+            if architecture(arch).norm_offset and norm and "linear_attn" not in key:
                 p.sub_(1.0)
             if key.endswith("A_log"):
                 for _ in range(4):  # until the logarithm of what the file has is the same number
@@ -776,6 +805,8 @@ def stored(stem: str, x: np.ndarray, config: Any, second: bool) -> np.ndarray:
     """A recurrent layer's values as llama.cpp's converter writes them; `second` for Mamba 2."""
     if stem in ("ssm_conv1d", "shortconv.conv") and x.ndim == 3:
         return x[:, 0]
+    if stem == "ssm_a" and config.model_type == "bailing_hybrid":
+        return decay(x)[:, None]
     if stem == "ssm_a":
         x = -decay(x)
     if second and stem in ("ssm_a", "ssm_d"):
@@ -812,11 +843,20 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
             side = next(k for k, v in names.items() if v == match[3] and k.startswith(match[1]))
             out[f"{match[1]}.blk.{match[2]}.{side[4:]}.{leaf}"] = x
             continue
+        if (stem := top.get(f"{path}{PARAMETER}{leaf}")) is not None:
+            out[f"{stem}.weight"] = x
+            continue
         if not path.startswith(f"{a.layers}."):
             out[f"{top[path]}.{leaf}"] = x
             continue
         number, _, inner = path.removeprefix(f"{a.layers}.").partition(".")
         prefix = f"blk.{number}."
+        if leaf in ("w1", "v1", "w2"):
+            projection = next(k for k, v in DBRX_EXPERTS.items() if v == f"mlp.{leaf}")
+            x = x.reshape(config.ffn_config.moe_num_experts, -1, config.d_model)
+            stem = within[f"{inner.removesuffix('.mlp')}{EXPERTS}{projection}"]
+            out[f"{prefix}{stem}.weight"] = np.ascontiguousarray(x.swapaxes(1, 2)) if leaf == "w2" else x
+            continue
         if leaf == "up_proj":
             out[f"{prefix}{within[f'{inner}{EXPERTS}{leaf}']}.weight"] = x
             continue
@@ -840,7 +880,7 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
             }
             if arch == "hy_v3":
                 ends["exp_probs_b"] = ""
-            out[f"{prefix}{stem}{ends.get(stem, '.bias')}"] = x
+            out[f"{prefix}{stem}{ends.get(stem, '.weight' if stem.startswith('hc_') else '.bias')}"] = x
             continue
         if f"{inner}{PART}0" in within and arch != "deepseek2:whole":
             order = a.orders[inner](config, len(x)) if inner in a.orders else None
@@ -849,6 +889,8 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
                 out[f"{prefix}{stem}.{leaf}"] = np.ascontiguousarray(part)
             continue
         stem = within[inner]
+        if stem == "ssm_g_a" and arch == "bailingmoe3" and config.layer_types[int(number)] == "full_attention":
+            stem = "attn_gate"
         if a.interleaved and stem in ("attn_q", "attn_k"):
             head = model.config.hidden_size // HEADS
             x = x.reshape(-1, 2, head // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)

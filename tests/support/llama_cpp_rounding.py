@@ -29,7 +29,7 @@ from transformers.models.gemma3n import modeling_gemma3n
 from transformers.models.phimoe import modeling_phimoe
 
 import torch
-from halfbyte.gguf_models.architecture import EACH, EXPERTS, PART, Architecture
+from halfbyte.gguf_models.architecture import DBRX_EXPERTS, EACH, EXPERTS, PART, Architecture
 from halfbyte.gguf_models.names import LAYER, slot, stem_of
 
 GELU = (GELUActivation, GELUTanh, NewGELUActivation)
@@ -131,8 +131,10 @@ class AbsorbedAttention:
         """Before `kv_b_proj`: its input, (batch, 1, tokens, latent)."""
         self.latent = args[0]
 
-    def attend(self, module: Any, query: Any, key: Any, scaling: float, indices: Any) -> Any:
-        """`indices`: the tokens that each one attends to, where an indexer has chosen them."""
+    def attend(self, module: Any, query: Any, key: Any, scaling: float, indices: Any, sinks: Any) -> Any:
+        """`indices`: the tokens that each one attends to, where an indexer has chosen them.
+        `sinks`: a score of each head for no token, where it has them.
+        """
         size, width = module.qk_nope_head_dim, module.v_head_dim
         by_head = self.weight.view(query.shape[1], size + width, -1)
         nope, rotated = query[..., :size], query[..., size:]
@@ -142,7 +144,10 @@ class AbsorbedAttention:
         if indices is not None:
             others = torch.ones(len(indices), *ahead.shape, dtype=torch.bool).scatter(-1, indices.long(), False)
             ahead = ahead | others[:, None]
-        latent = scores.masked_fill(ahead, -torch.inf).softmax(-1) @ self.latent
+        scores = scores.masked_fill(ahead, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], dim=-1)
+        latent = scores.softmax(-1)[..., : key.shape[-2]] @ self.latent
         out = (self.values(latent) if self.values else latent) @ by_head[:, size:].mT
         return out.transpose(1, 2).contiguous(), None
 
@@ -192,6 +197,9 @@ def roundings_of(model: Any, architecture: Architecture, types: dict[str, str]) 
             path, _, projection = path.partition(EXPERTS)
             experts = model.get_submodule(path)
             leaf = projection if hasattr(experts, projection) else "gate_up_proj"
+            if model.config.model_type == "dbrx":
+                inner, _, leaf = DBRX_EXPERTS[projection].partition(".")
+                path = f"{path}.{inner}"
         modules = model.get_submodule(path.partition(PART)[0].removesuffix(f".{EACH}"))
         for module in modules if path.endswith(EACH) else [modules]:
             out[getattr(module, leaf).untyped_storage().data_ptr()] = ROUNDINGS[kind]
@@ -228,7 +236,9 @@ def rounded(model: Any, architecture: Architecture, types: dict[str, str]) -> It
             roundings.pop(layer.self_attn.kv_b_proj.weight.untyped_storage().data_ptr(), None)
         ALL_ATTENTION_FUNCTIONS.register(
             "absorbed",
-            lambda module, q, k, v, mask, scaling, indices=None, **_: absorbed[module].attend(module, q, k, scaling, indices),
+            lambda module, q, k, v, mask, scaling, indices=None, s_aux=None, **_: absorbed[module].attend(
+                module, q, k, scaling, indices, s_aux
+            ),
         )
         ALL_MASK_ATTENTION_FUNCTIONS.register("absorbed", eager_mask)
         before = model.config._attn_implementation

@@ -30,6 +30,10 @@ Change = Callable[[NDArray[Any]], NDArray[Any]]
 """Values as the file has them -> as transformers keeps them."""
 Join = Callable[[Any, list[NDArray[Any]]], NDArray[Any]]
 """(configuration, dense parts) -> one parameter."""
+DBRX_EXPERTS = {"gate_proj": "mlp.w1", "up_proj": "mlp.v1", "down_proj": "mlp.w2"}
+"""Projection -> DBRX's parameter within its experts module: the rows of all experts in one matrix,
+that of down transposed.
+"""
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 """GGUF tensor stem -> module path outside the layers."""
 RMS_EPS = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")

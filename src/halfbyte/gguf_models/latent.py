@@ -8,12 +8,13 @@ queries and outputs); older ones whole.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .architecture import BIASED_ROUTING, MOE, PART, Architecture, expert_counts, shared
+from .architecture import BIASED_ROUTING, MOE, PARAMETER, PART, TOP, Architecture, Order, expert_counts, shared
 from .keys import Keys
 
 SOFTMAX, SIGMOID = 1, 2
@@ -127,6 +128,38 @@ def _glm_dsa(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     return _indexed(keys, config) | {"indexer_types": ["full" if flag else "shared" for flag in full]}
 
 
+def _hy_v4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Hidden states are several streams, which gates mix before and after each half of a layer."""
+    if not keys.get("attention.indexer.top_k", "integer", 0):
+        raise keys.refuse("without an indexer, which transformers' model always has")
+    if config["rope_parameters"]["rope_type"] != "default":
+        raise keys.refuse("with a stretched rotation")
+    out = _glm_dsa(keys, config)
+    dense = out["first_k_dense_replace"]
+    stated = f"{keys.arch}.swiglu_clamp_exp"
+    limits = set(keys.numbers(stated, keys.layers)[dense:] if stated in keys.metadata else [0.0])
+    if len(limits) != 1 or not max(limits) > 1e-6:
+        raise keys.refuse(f"whose experts are limited to {sorted(limits)}; transformers takes one limit above 0")
+    return out | {
+        "mlp_layer_types": ["dense" if i < dense else "sparse" for i in range(keys.layers)],
+        "swiglu_limit": max(limits),
+        "hc_mult": keys.size("hyper_connection.count"),
+        "hc_eps": keys.positive("hyper_connection.epsilon"),
+        "hc_magnitude": keys.positive("hyper_connection.magnitude"),
+    }
+
+
+def _rotated_last(length: Callable[[Any], int]) -> Order:
+    """Heads of a length whose last channels rotate: by pairs in the file, by halves here."""
+
+    def order(config: Any, rows: int) -> NDArray[np.int64]:
+        head, rotated = np.arange(length(config)), config.qk_rope_head_dim
+        head[-rotated:] = head[-rotated:].reshape(-1, 2).T.reshape(-1)
+        return (np.arange(0, rows, len(head))[:, None] + head).reshape(-1)
+
+    return order
+
+
 DEEPSEEK = MOE | shared("mlp.shared_experts") | BIASED_ROUTING | {
     "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_q_b": "self_attn.q_b_proj",
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
@@ -139,6 +172,12 @@ _INDEXED = DEEPSEEK | {
     "indexer.k_norm": "self_attn.indexer.k_norm",
     "indexer.proj": "self_attn.indexer.weights_proj",
 }
+_HY_V4 = _INDEXED | {
+    "attn_gate": "self_attn.gate_proj",
+    "attn_sinks": f"self_attn{PARAMETER}sinks",
+    **{f"hc_{half}_{w}": f"{half}_hc{PARAMETER}{w}" for half in ("attn", "ffn") for w in ("fn", "base", "scale")},
+}
+_HY_V4_INDEXER = _rotated_last(lambda config: int(config.index_head_dim))
 LATENT_JOINS = {"self_attn.kv_b_proj": _heads_together}
 DEEPSEEK_V2 = Architecture("deepseek_v2", DEEPSEEK, heads=False, experts=None, joins=LATENT_JOINS, extra=_deepseek_v2)
 """What a file of architecture deepseek2 becomes that scores experts by a softmax."""
@@ -149,6 +188,20 @@ LATENT: dict[str, Architecture] = {
     "deepseek2": Architecture("deepseek_v3", DEEPSEEK, heads=False, experts=None, joins=LATENT_JOINS, extra=_deepseek2),
     "deepseek32": Architecture("deepseek_v32", _INDEXED, heads=False, experts=True, joins=LATENT_JOINS, extra=_indexed),
     "glm-dsa": Architecture("glm_moe_dsa", _INDEXED, heads=False, experts=True, joins=LATENT_JOINS, extra=_glm_dsa),
+    "hy_v4": Architecture(
+        "hy_v4",
+        _HY_V4,
+        top=TOP | {f"output_hc_{w}": f"model.hc_head{PARAMETER}hc_{w}" for w in ("fn", "base", "scale")},
+        heads=False,
+        experts=True,
+        joins=LATENT_JOINS,
+        orders={
+            "attn_q_b": _rotated_last(lambda config: int(config.qk_head_dim)),
+            "attn_kv_a_mqa": _rotated_last(lambda config: int(config.kv_lora_rank + config.qk_rope_head_dim)),
+            **{f"indexer.{stem}": _HY_V4_INDEXER for stem in ("attn_q_b", "attn_k", "k_norm")},
+        },
+        extra=_hy_v4,
+    ),
     "minicpm3": Architecture(
         "minicpm3",
         {k: v for k, v in _PLAIN.items() if PART not in v},

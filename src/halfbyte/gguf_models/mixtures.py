@@ -29,7 +29,7 @@ from .architecture import (
     routed,
     shared,
 )
-from .keys import Keys
+from .keys import Keys, MissingError
 from .latent import SIGMOID, SOFTMAX
 from .recurrent import GRANITE_SCALES, granite_attention
 
@@ -115,6 +115,10 @@ def _cohere2_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dbrx(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    if round(eps := config["layer_norm_eps"], 12) != 1e-5:
+        raise keys.refuse(f"whose norms' epsilon is {eps:g}; transformers' model has 1e-5")
+    if config["tie_word_embeddings"]:
+        raise MissingError(keys.checkpoint.path, "tensor", "output.weight", "; the model needs it")
     width, heads = config["hidden_size"], config["num_attention_heads"]
     counts = expert_counts(keys, "moe_num_experts")
     return {
@@ -306,6 +310,22 @@ MIXTURES: dict[str, Architecture] = {
         extra=_afmoe,
     ),
     "cohere2moe": _COHERE2_MOE,
+    "dbrx": Architecture(
+        "dbrx",
+        routed("ffn.experts", "ffn.router.layer")
+        | {
+            "attn_norm": "norm_attn_norm.norm_1",
+            "attn_qkv": "norm_attn_norm.attn.Wqkv",
+            "attn_output": "norm_attn_norm.attn.out_proj",
+            "attn_output_norm": "norm_attn_norm.norm_2",
+        },
+        top={"token_embd": "transformer.wte", "output_norm": "transformer.norm_f", "output": "lm_head"},
+        layers="transformer.blocks",
+        eps=layer_eps("layer_norm_eps"),
+        experts=True,
+        computed=("layer_norm_eps",),
+        extra=_dbrx,
+    ),
     "exaone-moe": Architecture(
         "exaone_moe", MOE | QK_NORM | _SHARED | BIASED_ROUTING, experts=True, fields=(_WINDOW,), extra=_exaone_moe
     ),

@@ -91,6 +91,7 @@ _CLASSES = {
     "gpt_neox": "GPTNeoXForCausalLM", "granite_swa": "GraniteSWAForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
     "granitemoe_swa": "GraniteMoeSWAForCausalLM", "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM", "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "hy_v3": "HYV3ForCausalLM",
+    "hy_v4": "HYV4ForCausalLM",
     "llama4_text": "Llama4ForCausalLM", "mimo_v2_flash": "MiMoV2FlashForCausalLM", "minicpm3": "MiniCPM3ForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM",
     "smallthinker": "SmallThinkerForCausalLM", "smollm3": "SmolLM3ForCausalLM", "stablelm": "StableLmForCausalLM",
@@ -122,6 +123,7 @@ OWN_MODEL = "smallthinker"
 """Model type whose class is in this package; transformers has none."""
 OTHER_FORMS = {
     OWN_MODEL: "a model that transformers does not have",
+    "dbrx": "experts",
     "granitemoe_swa": "experts",
     "llama4_text": "experts",
     "minimax_m2": "experts",

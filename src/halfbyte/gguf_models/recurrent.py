@@ -333,6 +333,33 @@ def _kimi_linear(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _bailing3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Ling 3: Kimi's layers with rotation, gates of whole projections, and forgetting with a floor."""
+    for key in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        if f"{keys.arch}.{key}" in keys.metadata and any(keys.numbers(f"{keys.arch}.{key}", keys.layers)):
+            raise keys.refuse(f"whose experts are limited ({key}), which transformers' model does not do")
+    if f"{keys.arch}.rope.dimension_sections" in keys.metadata:
+        raise keys.refuse("with sections of its rotation, which transformers' model does not have")
+    if not keys.get("kda.safe_gate", "bool", True):
+        raise keys.refuse("without a floor of forgetting (kda.safe_gate), which llama.cpp does not run")
+    out = _kimi_linear(keys, config)
+    width = out["moe_intermediate_size"] * out["n_shared_experts"]
+    if (whole := keys.size("expert_shared_feed_forward_length", width)) != width:
+        raise keys.refuse(f"whose shared experts are {whole} wide; transformers takes {width}, the width of the others")
+    groups = keys.get("expert_group_count", "integer", 0) or 1
+    kernel = out.pop("linear_conv_kernel_dim")
+    return out | {
+        "norm_topk_prob": keys.get("expert_weights_norm", "bool", False),
+        "n_group": groups,
+        "topk_group": keys.get("expert_group_used_count", "integer", 0) or groups,
+        "head_dim": out.pop("linear_head_dim"),
+        "short_conv_kernel_size": kernel,
+        "kda_safe_gate": True,
+        "kda_lower_bound": keys.need("kda.gate_lower_bound", "float"),
+        "num_nextn_predict_layers": 0,
+    }
+
+
 _HYBRID_ATTENTION = {k: v for k, v in ATTENTION.items() if k != "attn_norm"}
 _FEED_FORWARD = {stem: path.replace("mlp.", "feed_forward.") for stem, path in MLP.items()}
 _DELTA = LLAMA | QK_NORM | {
@@ -388,6 +415,12 @@ _KIMI_LINEAR = DEEPSEEK | {
     "ssm_beta": "self_attn.b_proj",
     "ssm_norm": "self_attn.o_norm",
 }
+_BAILING3 = {stem: path for stem, path in _KIMI_LINEAR.items() if not stem.startswith(("ssm_f", "ssm_g"))} | {
+    "attn_gate": "self_attn.g_proj",
+    "ssm_g_a": "self_attn.g_proj",
+    "ssm_f_a": "self_attn.forget_gate.f_proj",
+}
+_KIMI_CONVOLUTIONS = {f"ssm_conv1d_{w}": lambda a: convolution(a.reshape(-1, a.shape[-1])) for w in "qkv"}
 _GRANITE_HYBRID = (
     ATTENTION
     | _mamba2("mamba")
@@ -415,6 +448,16 @@ FALCON_MAMBA = Architecture(
 """What a file of architecture mamba becomes that normalizes the time step, B and C."""
 
 RECURRENT: dict[str, Architecture] = {
+    "bailingmoe3": Architecture(
+        "bailing_hybrid",
+        _BAILING3,
+        heads=False,
+        experts=True,
+        splits=FUSED_QKV,
+        joins=LATENT_JOINS,
+        changes=_KIMI_CONVOLUTIONS | {"ssm_a": lambda a: log_of_negative(-a).reshape(-1)},
+        extra=_bailing3,
+    ),
     "falcon-h1": Architecture(
         "falcon_h1",
         ATTENTION | _FEED_FORWARD | _mamba2("mamba") | {"ffn_norm": "pre_ff_layernorm"},
@@ -455,10 +498,7 @@ RECURRENT: dict[str, Architecture] = {
         experts=True,
         splits=FUSED_QKV,
         joins=LATENT_JOINS,
-        changes={
-            "ssm_a": lambda a: log_of_negative(a).reshape(1, 1, -1, 1),
-            **{f"ssm_conv1d_{w}": lambda a: convolution(a.reshape(-1, a.shape[-1])) for w in "qkv"},
-        },
+        changes=_KIMI_CONVOLUTIONS | {"ssm_a": lambda a: log_of_negative(a).reshape(1, 1, -1, 1)},
         computed=("rope_parameters",),
         extra=_kimi_linear,
     ),

@@ -21,7 +21,7 @@ from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.ledger import MISSING, Entry, requirement_entries
 from ..checkpoints.meta_model import TooManyModulesError, most_modules, quiet, stored, without_memory
 from ..errors import HalfbyteError
-from .architecture import EACH, EXPERTS, PART, Architecture
+from .architecture import DBRX_EXPERTS, EACH, EXPERTS, PART, Architecture
 from .config import architecture_of, register, settings_of
 from .keys import Keys, MissingError
 from .names import LAYER, OWN_MODEL, SIDES, class_name, slot
@@ -129,9 +129,9 @@ def _holds(architecture: Architecture, name: str, state: frozenset[str]) -> Iter
     if EXPERTS in path:
         module, _, projection = path.partition(EXPERTS)
         end = "_bias" if leaf == "bias" else ""
-        for whole in (projection, HALVES.get(projection, "")):
+        for whole in (projection, HALVES.get(projection, ""), DBRX_EXPERTS.get(projection, "")):
             if whole and f"{module}.{whole}{end}" in state:
-                yield f"{module}.{whole}{end}", projection if whole != projection else ""
+                yield f"{module}.{whole}{end}", projection if whole == HALVES.get(projection) else ""
     elif EACH in path:
         before, _, after = path.partition(EACH)
         yield from ((p, "") for p in state if p.startswith(before) and p.endswith(f"{after}.{leaf}"))

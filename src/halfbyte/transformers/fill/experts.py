@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ...checkpoints import expert_names
 from ...checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ...errors import UnsupportedError
+from ...gguf_models.architecture import DBRX_EXPERTS
 from ...tensor.concat import concat_rows, incompatibility, stack
 from ...tensor.qtensor import QTensor
 from ...torch.experts import REGLU, UNGATED, QExperts
@@ -34,8 +35,10 @@ Keys = Mapping[Slot, str]
 
 _CLAMPED = ("GptOssExperts",)
 """Experts whose gate is gpt-oss's."""
-_LIMITED = ("DeepseekV4Experts",)
-"""Experts whose gate is SiLU(min(gate, limit)) · clamp(up, −limit, limit)."""
+_LIMITED = {"DeepseekV4Experts": "limit", "HYV4Experts": "swiglu_limit"}
+"""Experts whose gate is SiLU(min(gate, limit)) · clamp(up, −limit, limit), and the limit's
+attribute.
+"""
 _PRESCALED = ("Llama4TextExperts",)
 """Experts that take every token once for each expert, times its score; their parameters are (k, n).
 """
@@ -65,6 +68,36 @@ class WithIdentityExperts(QExperts):
         return super().forward(x, topk_ids, topk_weights) + x * own.to(x.dtype)
 
 
+_FLAT = ("DbrxExperts",)
+"""Experts whose projections are three matrices (`DBRX_EXPERTS`), and that take a whole batch."""
+
+
+class BatchExperts(QExperts):
+    """Packed experts of DBRX: x is (batch, tokens, k)."""
+
+    def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        return super().forward(x.reshape(-1, x.shape[-1]), topk_ids, topk_weights).view_as(x)
+
+
+class _FlatShapes(nn.Module):  # type: ignore[misc] # torch is not type-checked
+    """The shapes of `_FLAT` experts as other experts have them, without memory."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        e, f, h = module.num_experts, module.ffn_hidden_size, module.hidden_size
+        self.gate_up_proj = nn.Parameter(torch.empty(e, 2 * f, h, device="meta"), requires_grad=False)
+        self.down_proj = nn.Parameter(torch.empty(e, h, f, device="meta"), requires_grad=False)
+        self.act_fn = module.mlp.activation_fn
+
+
+_KINDS = {
+    **dict.fromkeys(_PRESCALED, PrescaledExperts),
+    **dict.fromkeys(_IDENTITY, WithIdentityExperts),
+    **dict.fromkeys(_FLAT, BatchExperts),
+}
+"""transformers' experts -> the packed ones that take what they take."""
+
+
 def is_transposed(module: nn.Module) -> bool:
     """Whether the parameters of an experts module are (k, n)."""
     return bool(getattr(module, "is_transposed", False)) or type(module).__name__ in _PRESCALED
@@ -89,6 +122,9 @@ def fill_experts(filling: Filling, path: str, keys: Keys) -> None:
         raise filling.error(
             f"{first_names(odd)} are dense and the other experts of {path} packed; all of one layer must be of one kind"
         )
+    if type(module).__name__ in _FLAT and kinds != {True}:
+        _flat(filling, path, module, keys)
+        return
     if kinds != {True}:
         _dense(filling, path, module, keys)
         return
@@ -116,7 +152,7 @@ def gate_of(module: nn.Module) -> tuple[str, bool]:
                 f"[load_model] {name} without a gate, with {type(function).__name__}; squared ReLU is computed on packed experts"
             )
         return UNGATED, False
-    act = "SiLU" if function is nn.functional.silu else type(function).__name__
+    act = "SiLU" if function is nn.functional.silu or (function is None and name in _LIMITED) else type(function).__name__
     words = {"SiLU": "swiglu", "SiLUActivation": "swiglu", "GELUTanh": "geglu", "PytorchGELUTanh": "geglu", "ReLU": REGLU}
     own_gate = None if name in _LIMITED else getattr(type(module), "_apply_gate", None)
     if act not in words or (own_gate is not None and own_gate.__module__ != DEFAULT_GATE):
@@ -125,6 +161,8 @@ def gate_of(module: nn.Module) -> tuple[str, bool]:
 
 
 def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
+    kind = type(module).__name__
+    module = _FlatShapes(module) if kind in _FLAT else module
     gate, interleaved = gate_of(module)
     experts = int(module.down_proj.shape[0])
     pieces = {p: _piece(filling, path, p, experts, keys) for p in dict.fromkeys(k.projection for k in keys if k.leaf == "weight")}
@@ -148,14 +186,12 @@ def _packed(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
             biases[name] = bias.to(device=filling.device, dtype=filling.model.dtype)
         elif getattr(module, "has_bias", False):
             raise filling.error(f"no tensor for {path}.{name}_bias of {type(filling.model).__name__}")
-    name = type(module).__name__
-    kind = PrescaledExperts if name in _PRESCALED else WithIdentityExperts if name in _IDENTITY else QExperts
-    replacement = kind(
+    replacement = _KINDS.get(kind, QExperts)(
         weights,
         biases,
         gate=gate,
         interleaved=interleaved and (cut or "gate_up_proj" in weights),
-        limit=float(module.limit) if type(module).__name__ in _LIMITED else None,
+        limit=float(getattr(module, _LIMITED[kind])) if kind in _LIMITED else None,
         activations=filling.activations,
         backend=filling.backend,
     )
@@ -252,6 +288,22 @@ def _dense(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
             if whole is not None:
                 whole = whole.swapaxes(1, 2) if leaf == "weight" and transposed and matrices else whole
                 filling.put_dense(f"{path}.{name}", whole, path, name if leaf == "weight" else f"{name}_bias")
+
+
+def _flat(filling: Filling, path: str, module: nn.Module, keys: Keys) -> None:
+    """DBRX's parameters."""
+    shapes = _FlatShapes(module)
+    e, h, f = shapes.down_proj.shape
+    for projection, name in DBRX_EXPERTS.items():
+        values, _ = _values(filling, projection, "weight", e, keys)
+        if values is None:
+            continue
+        wanted = (e, h, f) if projection == "down_proj" else (e, f, h)
+        if values.shape != wanted:
+            raise filling.error(f"{path}.{projection} is {list(values.shape)}; the model wants {list(wanted)}")
+        rows = values.swapaxes(1, 2) if projection == "down_proj" else values
+        inner, _, leaf = name.partition(".")
+        filling.put_dense(f"{path}.{name}", np.ascontiguousarray(rows.reshape(-1, h)), f"{path}.{inner}", leaf)
 
 
 def _joined_values(halves: list[Any], interleaved: bool) -> Any:
