@@ -114,7 +114,7 @@ def prepare(folder: Path, kinds: tuple[str, ...] = ()) -> Prepared:
     coverage = Coverage()
     for seed in initial:
         run_one(seed, seed.files, folder / "work", home)
-    if not kinds or "config" in kinds:
+    if not kinds or {"config", "checkpoint"} & set(kinds):
         for model_type in MODEL_TYPES:  # a mutant names one of them: its code is imported here
             required_by_transformers({"model_type": model_type}, [])
     return Prepared(home, initial, coverage)
