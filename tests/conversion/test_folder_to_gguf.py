@@ -178,7 +178,7 @@ def test_a_packed_folder_becomes_a_gguf(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model_type": "dbrx"}, "model_type 'dbrx' has no table of a GGUF here; there are"),
+        ({"model_type": "persimmon"}, "model_type 'persimmon' has no table of a GGUF here; there are"),
         ({"head_dim": 16}, "allow-unknown"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rope_parameters is"),
     ],
