@@ -35,7 +35,7 @@ from .tuning.mma_tiles import (
     matvec_tile,
     steps,
 )
-from .weight import CudaWeight, group_elements, row_blocks, scale_groups, super_per
+from .weight import CudaWeight, element_family, group_elements, row_blocks, scale_groups, super_per
 
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 PAIRS = {torch.float16: F16_PAIR.value, torch.bfloat16: BF16_PAIR.value}
@@ -268,19 +268,12 @@ class Routing(NamedTuple):
 
 
 def family_of(w: CudaWeight) -> str:
-    """Weights that share tiles: `wide` of 8 bits, `e2m1`, in groups of 16 `fine`, `int` without
-    zero points, `affine` with them, `biased`; in lane order `planes`, with two levels of scales
-    `supers`, in groups of 16 `fine supers`.
+    """Weights that share tiles: those of `element_family`; in lane order `planes`, with two levels
+    of scales `supers`, in groups of 16 `fine supers`.
     """
     if w.lanes and w.super_scales is not None:
         return "fine supers" if group_elements(w) == 16 else "supers"
-    if w.lanes:
-        return "planes"
-    if w.format.bits == 8:
-        return "wide"
-    if w.format.element == "e2m1":
-        return "fine" if group_elements(w) == 16 else "e2m1"
-    return "int" if w.addend is None else "affine" if w.format.zero == "int" else "biased"
+    return "planes" if w.lanes else element_family(w)
 
 
 def tile_tokens(w: CudaWeight, n: int, m: int) -> int:

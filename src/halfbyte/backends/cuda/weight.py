@@ -431,6 +431,17 @@ def by_16(fmt: Format, k: int) -> bool:
     return fmt.group_size == 16 and fmt.groups(k) > 1
 
 
+def element_family(w: CudaWeight) -> str:
+    """Weights of one level of scales whose products take the same work: `wide` of 8 bits, `e2m1`,
+    in groups of 16 `fine`, `int` without zero points, `affine` with them, `biased`.
+    """
+    if w.format.bits == 8:
+        return "wide"
+    if w.format.element == "e2m1":
+        return "fine" if group_elements(w) == 16 else "e2m1"
+    return "int" if w.addend is None else "affine" if w.format.zero == "int" else "biased"
+
+
 def group_elements(w: CudaWeight) -> int:
     """Elements that share a scale, as kernels count them: a whole padded row for one group."""
     if w.format.group_size == -1 or w.format.groups(w.shape[-1]) == 1:

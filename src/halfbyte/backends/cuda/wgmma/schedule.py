@@ -24,7 +24,7 @@ from ..tuning.wgmma_tiles import (
     WorkSplit,
     parts,
 )
-from ..weight import NEAR, WORKSPACE_BYTES, CudaWeight, group_elements
+from ..weight import NEAR, WORKSPACE_BYTES, CudaWeight, element_family, group_elements
 from .launch import arithmetic_of, launch
 
 MOST = 1 << 24
@@ -73,17 +73,12 @@ def activations(x: torch.Tensor, w: CudaWeight) -> torch.Tensor:
 
 
 def family_of(w: CudaWeight) -> str:
-    """Weights that take the same time: `wide` of 8 bits, `e2m1`, in groups of 16 `fine`, `int`
-    without zero points or biases, `affine` with them; `supers` with two levels of scales, `planes`
-    of others in lane order.
+    """Weights that take the same time: those of `element_family`, biases as zero points; `supers`
+    with two levels of scales, `planes` of others in lane order.
     """
     if w.lanes or w.super_scales is not None:
         return "planes" if w.super_scales is None else "supers"
-    if w.format.bits == 8:
-        return "wide"
-    if w.format.element == "e2m1":
-        return "fine" if group_elements(w) == 16 else "e2m1"
-    return "int" if w.addend is None else "affine"
+    return element_family(w).replace("biased", "affine")
 
 
 def steps_for(m: int, w: CudaWeight, half: bool) -> tuple[Step, ...]:
