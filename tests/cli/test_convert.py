@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 
 import pytest
 
 import halfbyte
 from halfbyte.cli import main
+from halfbyte.layouts import written_layouts
 from support.conversion_models import identical, write_model
 
 
@@ -102,13 +104,33 @@ def test_scale_dtype_shards_and_force(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("to", "text"),
-    [("gtpq", "'gtpq' is not a layout; nearest: gptq"), ("gguf", "a gguf target is one file"), ("onnx", "no writer for onnx")],
+    [
+        ("gtpq", "'gtpq' is not a layout; nearest: gptq"),
+        ("gguf", "a gguf target is one file"),
+        ("onnx", "no writer for onnx"),
+        ("zzz", "'zzz' is not a layout; checkpoints are written as gptq, awq-gemm, compressed-tensors"),
+        ("mlx:zzz", "'zzz' is not a codec; mlx holds affine4, "),
+    ],
 )
 def test_targets_that_cannot_be(tmp_path, capsys, to, text):
     source = write_model(tmp_path / "in", "int4:g128")
     assert main(["convert", str(source), str(tmp_path / "out"), "--to", to]) == 2
     assert text in capsys.readouterr().err
     assert sorted(os.listdir(tmp_path)) == ["in"]
+
+
+@pytest.mark.parametrize("command", ["convert", "quantize"])
+def test_without_a_target_the_layouts_are_listed(tmp_path, capsys, command):
+    """Each that is listed is written by `convert`; GGUF, which wants a whole model, in
+    test_folder_to_gguf.py.
+    """
+    source = write_model(tmp_path / "in", "mxfp4")
+    assert main([command, str(source), str(tmp_path / "out")]) == 2
+    listed = re.search(r"no target; .*checkpoints are written as ([^;]+);", capsys.readouterr().err)[1].split(", ")
+    assert listed == list(written_layouts())
+    for name in set(listed) - {"gguf"}:
+        assert main(["convert", str(source), str(tmp_path / name), "--to", name, "--lossy"]) == 0, name
+        assert (tmp_path / name / "config.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import halfbyte as hb
 from halfbyte.cli import main
 from halfbyte.cli.app import COMMANDS
 from halfbyte.errors import CheckpointError
+from support.gguf_writer import GGUF, f32
 from support.safetensors_bytes import MLX, A, mlx_weight, under, write
 
 OPENING = (
@@ -43,6 +44,56 @@ def test_the_other_checkpoint_of_a_comparison_has_its_own_options():
     parameters = inspect.signature(importlib.import_module("halfbyte.cli.eval").eval).parameters
     assert {"baseline_config", "baseline_allow_unknown"} <= set(parameters)
     assert "other_config" in inspect.signature(importlib.import_module("halfbyte.cli.verify").verify).parameters
+
+
+ADAPTERS = {
+    "peft": (
+        {"peft_type": "LORA", "base_model_name_or_path": "org/base"},
+        "base_model.model.layers.0.up_proj.lora_A.weight",
+    ),
+    "mlx-lm": ({"fine_tune_type": "lora", "model": "org/base"}, "model.layers.0.mlp.up_proj.lora_a"),
+}
+ARGUMENTS = {
+    "convert": ["OUT", "--to", "mlx"], "quantize": ["OUT", "--to", "mlx:affine4"], "dequantize": ["OUT"], "sample": ["OUT.txt"],
+    "imatrix": ["OUT.gguf", "--text", "TEXT"], "generate": ["-p", "x"], "eval": ["--text", "TEXT"],
+}  # fmt: skip
+"""What a command needs besides the model."""
+
+
+@pytest.mark.parametrize("kind", [*ADAPTERS, "gguf"])
+@pytest.mark.parametrize("command", [c for c in OPENING if c not in ("inspect", "verify")])
+def test_an_adapter_is_no_model(tmp_path, capsys, command, kind):
+    """Each command that needs a model says what it was given and what to do; nothing is written."""
+    path, text = tmp_path / "adapter", tmp_path / "text"
+    path.mkdir()
+    text.write_text("some words")
+    if kind == "gguf":
+        path = path / "a.gguf"
+        pairs = [(f"general.{k}", "string", v) for k, v in (("architecture", "llama"), ("type", "adapter"))]
+        path.write_bytes(GGUF(pairs=pairs, tensors=[f32("blk.0.attn_q.weight.lora_a", np.ones((8, 32)))]).bytes())
+    else:
+        settings, name = ADAPTERS[kind]
+        (path / "adapter_config.json").write_text(json.dumps(settings))
+        write(path / "adapters.safetensors", {name: np.ones((8, 32), np.float32)})
+    rest = [a.replace("OUT", str(tmp_path / "out")).replace("TEXT", str(text)) for a in ARGUMENTS.get(command, [])]
+    assert main([command, str(path), *rest]) == 2
+    said = capsys.readouterr().err
+    assert f"{path} is a LoRA adapter" in said
+    assert "not a model: load the model that it was trained on with halfbyte.load_model" in said
+    assert ("of org/base" in said) == (kind != "gguf")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "text"]
+    assert main(["inspect", str(path)]) == 0
+    assert "note [adapter]" in capsys.readouterr().out
+    assert main(["verify", str(path), str(path)]) == 0
+
+
+def test_a_model_that_holds_an_adapter_is_a_model(tmp_path):
+    """Phi-4 Multimodal keeps adapters for sound and images beside its layers."""
+    names = ("base_layer", "lora_A.vision", "lora_B.vision")
+    write(tmp_path / "model.safetensors", {f"model.layers.0.o_proj.{n}.weight": np.ones((8, 8), np.float32) for n in names})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi4_multimodal"}))
+    with hb.open(tmp_path) as checkpoint:
+        assert checkpoint.adapter == ""
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from numpy.typing import NDArray
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsupportedError
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from .findings import SEVERITIES, Finding
@@ -118,6 +118,13 @@ class Checkpoint(ABC):
         """Key-values of the file header."""
         return {}
 
+    @property
+    def adapter(self) -> str:
+        """What the checkpoint is when it holds a LoRA adapter and no model, and what to do with it;
+        "" for a model.
+        """
+        return ""
+
     @abstractmethod
     def keys(self) -> tuple[str, ...]:
         """Keys in file order."""
@@ -161,8 +168,16 @@ class Checkpoint(ABC):
         `allowed` excepted.
 
         op  the command, for messages. Everything that uses the weights calls this first.
+
+        UnsupportedError for an adapter, which is no model.
         """
+        self.check_model(op)
         self.ledger().require(op, self.path, self.allowed)
+
+    def check_model(self, op: str) -> None:
+        """UnsupportedError for a LoRA adapter, which is no model."""
+        if self.adapter:
+            raise UnsupportedError(f"[{op}] {self.path} is {self.adapter}")
 
     def header_findings(self) -> list[Finding]:
         """What looks wrong from headers and configuration alone."""

@@ -146,6 +146,7 @@ def records(checkpoint: Checkpoint, findings: Iterable[Finding]) -> Iterator[dic
 
 FIXES: dict[str, str] = {
     "activation-tensors": "",
+    "adapter": "",
     "alternating-rows": "",
     "assumed-key": "where the values look wrong, give the key in the config or with --config",
     "bias-shape": "the bias belongs to another layer, or the weight was read with wrong sizes: compare with config.json",

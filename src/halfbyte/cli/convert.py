@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import FormatError
 from .failures import complain
 from .opening import AllowUnknown, ConfigOption, open_with, warn_of_missing_tokenizer
 from .terminal import Column, human_bytes, plural, print_json, print_table, printable, progress
@@ -26,8 +27,9 @@ def convert(
     path: Annotated[Path, typer.Argument(help="A checkpoint: folder, .safetensors or .gguf.")],
     out: Annotated[Path, typer.Argument(help="Folder to write, or one file named *.safetensors; *.gguf for gguf.")],
     to: Annotated[
-        str, typer.Option("--to", help="layout[:codec[:gN]]: mlx, gguf:q4_0, gptq:int4:g128, compressed-tensors:nvfp4, ...")
-    ],
+        str | None,
+        typer.Option("--to", help="layout[:codec[:gN]]: mlx, gguf:q4_0, gptq:int4:g128, compressed-tensors:nvfp4"),
+    ] = None,
     lossy: Annotated[
         bool, typer.Option("--lossy", help="Requantize, with least error, the weights that cannot be kept exactly.")
     ] = False,
@@ -54,8 +56,11 @@ def convert(
     with lossy edges, 2 refused or failed.
     """
     from ..conversion import LossyError, convert_checkpoint
+    from ..conversion.targets import layouts_in_words
     from ..conversion.to_dense import parse_size
 
+    if to is None:
+        raise FormatError(f"[convert] no target; give --to layout[:codec[:gN]]: {layouts_in_words()}")
     limit = parse_size(max_shard_size, "convert")
     with (
         open_with(path, config, allow_unknown) as checkpoint,

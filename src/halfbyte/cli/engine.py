@@ -129,6 +129,7 @@ def text_model(
     """
     # A damaged or incomplete file is reported at once, before torch and transformers are imported.
     with open_with(path, config, allow_unknown) as checkpoint:
+        checkpoint.check_model(command)
         if checkpoint.format != "gguf" and "model_type" not in checkpoint.config:
             raise UnsupportedError(
                 f"[{command}] {path} is a {checkpoint.format} checkpoint without the config.json of a model; text needs one. "

@@ -118,7 +118,7 @@ def quantize(
     from ..conversion.importance import ImportanceRounder, digest_of, gguf_modules, read_importance
     from ..conversion.quantize import quantize_checkpoint
     from ..conversion.recipe import module_of, recipe_of
-    from ..conversion.targets import goal_named
+    from ..conversion.targets import goal_named, layouts_in_words
     from ..conversion.to_dense import parse_size
     from ..conversion.transposed_experts import stacks_of
     from ..conversion.write import check_output
@@ -144,7 +144,10 @@ def quantize(
             raise FormatError("[quantize] --recipe with --to or --rule; a recipe has its own target and rules")
         to, rule = read_recipe(recipe_file)
     if to is None:
-        raise FormatError("[quantize] no target; give --to layout:codec[:gN], --to layout with a budget, or --recipe FILE")
+        raise FormatError(
+            "[quantize] no target; give --to layout:codec[:gN], --to layout with a budget, or --recipe FILE; "
+            f"{layouts_in_words()}"
+        )
     limit = parse_size(max_shard_size, "quantize")
     recipe = recipe_of(to, rule or [], scale_dtype) if not budget else None
     needed = method in ("gptq", "awq", "learned")

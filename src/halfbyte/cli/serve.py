@@ -42,7 +42,8 @@ def serve(
     interrupted.
     """
     path = downloaded(path)
-    open_with(path, config, allow_unknown).close()  # what is damaged is reported before torch is imported
+    with open_with(path, config, allow_unknown) as checkpoint:  # what is damaged is reported before torch is imported
+        checkpoint.check_model("serve")
     from ..generation.templates import template_named
     from ..transformers.serve import server
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import FormatError, LayoutError
 from ..formats import format_named
-from ..layouts import LAYOUTS, Holds, layout_aliases
+from ..layouts import LAYOUTS, Holds, layout_aliases, written_layouts
 from ..spec import FLOAT_SCALES, Format, Target
 from ..tensor.qtensor import QTensor
 from .codebook_edges import holds_codebook
@@ -55,7 +55,7 @@ def goal_named(text: str, scale_dtype: str | None = None) -> Goal:
         if name in ("safetensors", "dense", "float16", "bfloat16", "float32"):
             raise LayoutError(f"[convert] {word!r} is not a layout of packed weights; `halfbyte dequantize` writes dense ones")
         near = difflib.get_close_matches(name, (*LAYOUTS, *aliases), n=3)
-        known = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(sorted(LAYOUTS))}"
+        known = f"nearest: {', '.join(near)}" if near else layouts_in_words()
         raise LayoutError(f"[convert] {word!r} is not a layout; {known}. A target is spelled layout[:codec[:gN]]")
     if len(rest) > 2:
         raise FormatError(f"[convert] target {text!r}; it is spelled layout[:codec[:gN]]")
@@ -72,6 +72,13 @@ def goal_named(text: str, scale_dtype: str | None = None) -> Goal:
     return Goal(Target(name, codec, group), params, scale_dtype)
 
 
+def layouts_in_words() -> str:
+    """The layouts that a target may name, for messages."""
+    written = written_layouts()
+    others = [n for n in LAYOUTS if n not in written]
+    return f"checkpoints are written as {', '.join(written)}; single weights also as {', '.join(others)}"
+
+
 def _holder(text: str) -> str | None:
     """A layout that holds the codec; None for what is no codec."""
     try:
@@ -83,8 +90,13 @@ def _holder(text: str) -> str | None:
 
 def _word(layout: str, codec: str) -> str:
     """The codec's word in this layout."""
-    fmt = format_named(LAYOUTS[layout].codec_aliases.get(codec.lower(), codec))
     codecs = codecs_of(layout)
+    try:
+        fmt = format_named(LAYOUTS[layout].codec_aliases.get(codec.lower(), codec))
+    except FormatError as error:
+        if not codecs:
+            raise
+        raise FormatError(f"[convert] {codec!r} is not a codec; {layout} holds {', '.join(codecs)}") from error
     if codecs and fmt.name not in codecs:
         raise FormatError(f"[convert] {layout} holds no {codec}; it holds {', '.join(codecs)}")
     return fmt.name

@@ -29,7 +29,7 @@ from ..checkpoints.views.mlx_experts import MLXExperts
 from ..errors import CheckpointError, LayoutError
 from ..gguf_models.to_gguf import GGUFView, as_gguf
 from ..gguf_models.view import ModelView, as_model, with_older_names
-from ..layouts import LAYOUTS
+from ..layouts import written_layouts
 from ..layouts.quant_config.writer import EMBEDDINGS, ConfigFiles, DenseTensor
 from .gguf_names import RenamedLike
 from .run import ConversionRun, Converted, Progress, identity, input_files, resumed_units
@@ -112,9 +112,8 @@ def write_checkpoint(
     """The common part of `convert_checkpoint` and `quantize_checkpoint`; `rounding` and `method` as
     for `ConversionRun`.
     """
-    if not (LAYOUTS[goal.layout].writes_checkpoints or LAYOUTS[goal.layout].container == "gguf"):
-        written = [n for n, layout in LAYOUTS.items() if layout.writes_checkpoints or layout.container == "gguf"]
-        raise LayoutError(f"[convert] no writer for {goal.layout} checkpoints; there are {', '.join(written)}")
+    if goal.layout not in written_layouts():
+        raise LayoutError(f"[convert] no writer for {goal.layout} checkpoints; there are {', '.join(written_layouts())}")
     check_output(checkpoint.path, out, goal, overwrite, plan, input_files(checkpoint))
     goal = goal if rounding is not None else _with_gptq_version(checkpoint, goal)
     keys, dropped = _keys(checkpoint, goal)

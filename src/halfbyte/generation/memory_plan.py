@@ -273,6 +273,7 @@ def _contents(
         from ..transformers.load import model_config
 
         with checkpoints.open(path, config, allow_unknown) as checkpoint:
+            checkpoint.check_model("plan")
             settings = model_config(checkpoint)
             checkpoint.check("plan")
             remote = checkpoint.remote is not None

@@ -89,6 +89,11 @@ def safetensors_layouts() -> tuple[Layout, ...]:
     return tuple(layout for layout in LAYOUTS.values() if layout.container == "safetensors")
 
 
+def written_layouts() -> tuple[str, ...]:
+    """Names of the layouts in which whole checkpoints are written."""
+    return tuple(n for n, layout in LAYOUTS.items() if layout.writes_checkpoints or layout.container == "gguf")
+
+
 def layout_named(name: str) -> Layout:
     """The layout called `name`. Raises LayoutError naming all of them when there is none."""
     if name not in LAYOUTS:
@@ -106,4 +111,5 @@ __all__ = [
     "layout_aliases",
     "layout_named",
     "safetensors_layouts",
+    "written_layouts",
 ]

@@ -74,6 +74,7 @@ def load_model(
     where = _device(device)
     wanted = _dtype(dtype)
     with open_checkpoint(local_copy(path), config, allow_unknown) as checkpoint:
+        checkpoint.check_model("load_model")
         meta = checkpoint.config["quantization_config"]["meta"] if has_split_gate_up(checkpoint.config) else None
         if isinstance(checkpoint, GGUFCheckpoint):
             model_settings = config_of_gguf(checkpoint)

@@ -33,6 +33,24 @@ class Finding:
         return f"{self.severity} [{self.code}]{where} {self.message}"
 
 
+def adapter_words(base: str, call: str) -> str:
+    """What an adapter is and what to do with it.
+
+    base  the name of its model, "" where it names none
+    call  how it is put on a loaded model
+    """
+    of = f" of {base}" if base else ""
+    return (
+        f"a LoRA adapter{of}, not a model: load the model that it was trained on with halfbyte.load_model and put it on with "
+        f"{call}; for one packed file merge it into the dense model and quantize that"
+    )
+
+
+def adapter_findings(adapter: str) -> list[Finding]:
+    """A note for a checkpoint that is an adapter (`Checkpoint.adapter`)."""
+    return [Finding("note", "adapter", "", f"it is {adapter}")] if adapter else []
+
+
 def problem_findings(ledger: Ledger, allowed: Sequence[str]) -> list[Finding]:
     """An error for each problem of the ledger; a note for those that `allowed` lets through."""
     problems, let = ledger.split(allowed)

@@ -33,7 +33,7 @@ from ..architecture import (
     required_gguf,
 )
 from ..base import Checkpoint, TensorInfo
-from ..findings import Finding, problem_findings
+from ..findings import Finding, adapter_findings, adapter_words, problem_findings
 from ..findings.overflow import warn_of_overflow
 from ..ledger import CLAIMED, DENSE, MISSING, UNKNOWN, UNREADABLE, Entry, Ledger, code_like, requirement_entries, sort_tensor
 from .file import Files, GGUFFile
@@ -262,6 +262,13 @@ class GGUFCheckpoint(Checkpoint):
         value = self.metadata.typed(key, "integer")
         return int(value) if value >= 1 else None
 
+    @property
+    def adapter(self) -> str:
+        if self.metadata.get("general.type") != "adapter":
+            return ""
+        base = self.metadata.get("general.base_model.0.name")
+        return adapter_words(base if isinstance(base, str) else "", "llama.cpp's --lora, or as a folder with peft")
+
     def check(self, op: str) -> None:
         if self.metadata.get("general.architecture") == "clip":
             raise UnsupportedError(f"[{op}] {self.path} {PROJECTOR}")
@@ -280,6 +287,7 @@ class GGUFCheckpoint(Checkpoint):
                 add("note", "unclaimed-bytes", path.name, f"{file.slack} bytes after the last tensor belong to none")
             if file.order == ">":
                 add("note", "big-endian", path.name, "weights are byte-swapped as they are read")
+        found += adapter_findings(self.adapter)
         if self.metadata.get("general.architecture") == "clip":
             add("note", "vision-projector", "", f"it {PROJECTOR}")
         if "general.architecture" not in self.metadata:

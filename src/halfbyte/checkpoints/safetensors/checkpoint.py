@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -25,11 +26,11 @@ from ...tensor.qtensor import QTensor
 from ..architecture import Requirement, in_table, prefix_of, required
 from ..base import Checkpoint, TensorInfo
 from ..config_numbers import impossible_number
-from ..findings import Finding
+from ..findings import Finding, adapter_findings, adapter_words
 from ..findings.headers import header_findings
 from ..findings.overflow import CheckpointWarning, warn_of_overflow
 from ..findings.weights import weight_findings
-from ..io.bounded_json import parse_object
+from ..io.bounded_json import parse_object, read_json
 from ..ledger import (
     AUXILIARY,
     CLAIMED,
@@ -61,6 +62,9 @@ METADATA_KEYS = ("shape", "axis", "packing", "quant_state")
 """Parameters that a single file may have in its metadata beside `quantization_config`, each a JSON
 value or a word.
 """
+
+_LORA = re.compile(r"(^|\.)lora_([abAB]|embedding_[AB]|magnitude_vector)(\.|$)")
+"""In the names of an adapter's tensors: peft's and mlx-lm's."""
 
 LABELS_READ = 3
 """Weights whose zero points are read to check a GPTQ version label."""
@@ -505,6 +509,15 @@ class SafetensorsCheckpoint(Checkpoint):
         found = [f for key in list(self._modules)[:LABELS_READ] for f in weight_findings(self.__getitem__, key)]
         return [f for f in found if f.code == "gptq-label"]
 
+    @property
+    def adapter(self) -> str:
+        if "model_type" in self.config or not any(map(_LORA.search, self.keys())):
+            return ""
+        beside = self._sources.folder / "adapter_config.json"
+        settings = read_json(beside) if beside.is_file() else {}
+        base = settings.get("base_model_name_or_path") or settings.get("model")  # peft's word, mlx-lm's
+        return adapter_words(base if isinstance(base, str) else "", f"peft.PeftModel.from_pretrained(model, {str(self.path)!r})")
+
     def check(self, op: str) -> None:
         super().check(op)
         for finding in self.label_findings():
@@ -517,6 +530,7 @@ class SafetensorsCheckpoint(Checkpoint):
             unread.append(Finding("note", "gptq-label-unread", "", text))
         return [
             *self._sources.findings,
+            *adapter_findings(self.adapter),
             *self._odd,
             *self._sparse_findings(),
             *header_findings(self),
