@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from halfbyte import backends
 from halfbyte.cli import main
+from support.conversion_models import write_model
 
 
 def records(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:
@@ -34,19 +37,34 @@ def test_the_table_says_the_same(capsys):
         assert str(r["reason"] or r["description"]) in row
 
 
-@pytest.mark.parametrize("package", ["torch", "triton"])
-def test_a_light_installation_is_told_what_to_install(package, capsys, monkeypatch):
-    original = backends.backend_named
+LIGHT = """
+import sys
+for name in sys.argv[1].split(","):
+    sys.modules[name] = None
+from halfbyte.cli import main
+sys.exit(max(main(words.split()) for words in sys.argv[2:]))
+"""
+"""Command lines in one process, where packages cannot be imported; the worst status."""
 
-    def absent(name: str) -> backends.Backend:
-        if name == "cuda":
-            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
-        return original(name)
 
-    monkeypatch.setattr(backends, "backend_named", absent)
-    assert records(capsys)["cuda"]["reason"] == f"{package} is not installed; pip install 'halfbyte[cuda]'"
-    assert main(["doctor"]) == 0
-    assert "no known problem" in capsys.readouterr().out
+@pytest.mark.parametrize("missing", ["triton", "torch,triton", "torch,triton,transformers,mlx,tokenizers,onnx,huggingface_hub"])
+def test_a_light_installation_does_what_needs_no_torch(tmp_path, missing):
+    """As after `pip install halfbyte`; what is missing is said by the backend that needs it."""
+    source = write_model(tmp_path / "in", "int4:g128")
+    commands = [
+        "backends", "doctor", "selftest --format int4:g128 --shape 0", "selftest --device cpu --format mxfp4 --shape 0",
+        f"inspect {source} --data", f"convert {source} {tmp_path}/mlx --to mlx", f"verify {source} {tmp_path}/mlx",
+        f"dequantize {source} {tmp_path}/dense", f"quantize {tmp_path}/dense {tmp_path}/q --to gptq:int4:g128",
+    ]  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", LIGHT, missing, *commands], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "triton is not installed; pip install 'halfbyte[cuda]'" in done.stdout
+    assert "no known problem" in done.stdout
+    refused = subprocess.run(
+        [sys.executable, "-c", LIGHT, missing, "selftest --device cuda"], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert "nothing computes on 'cuda' here: cuda: triton is not installed" in refused.stderr
 
 
 def test_one_broken_backend_does_not_hide_the_others(capsys, monkeypatch):

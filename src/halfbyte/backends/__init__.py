@@ -28,7 +28,7 @@ def names() -> tuple[str, ...]:
 @cache
 def backend_named(name: str) -> Backend:
     """The backend object; BackendError lists the names for an unknown one. Its module is imported
-    on first use.
+    on first use; one that misses torch or Triton is absent, with that reason.
     """
     if name not in _TABLE:
         raise BackendError(f"[backend] {name!r} is not a backend; known: {', '.join(_TABLE)}")
@@ -36,7 +36,13 @@ def backend_named(name: str) -> Backend:
     module, _, cls = target.partition(":")
     if importlib.util.find_spec(module) is None:
         return AbsentBackend(name, device, sentence)
-    backend: Backend = getattr(importlib.import_module(module), cls)()
+    try:
+        backend: Backend = getattr(importlib.import_module(module), cls)()
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("torch", "triton"):
+            raise
+        return AbsentBackend(name, device, f"{package} is not installed; pip install 'halfbyte[cuda]'")
     return backend
 
 

@@ -43,9 +43,6 @@ def _record(name: str) -> dict[str, Any]:
         record |= {"device": backend.device, "available": reason is None, "reason": reason}
         description = "" if reason else backend.describe()
     except Exception as error:  # a broken driver or runtime may raise anything; the others are still worth listing
-        reason = f"it could not be loaded: {type(error).__name__}: {error}"
-        if name == "cuda" and isinstance(error, ModuleNotFoundError) and error.name in ("torch", "triton"):
-            reason = f"{error.name} is not installed; pip install 'halfbyte[cuda]'"
-        record |= {"available": False, "reason": reason}
+        record |= {"available": False, "reason": f"it could not be loaded: {type(error).__name__}: {error}"}
         description = ""
     return {**record, "description": description}

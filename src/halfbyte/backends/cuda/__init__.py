@@ -9,13 +9,12 @@
     moe/        experts        tuning/     tiles of each kernel and GPU
     decoders    codes to values: the assembly that mma/ and wgmma/ execute
 
-The module imports without torch and Triton; `reason()` says what is missing.
+The module needs torch and Triton; without them `backend_named` gives an absent backend that says so.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,9 +47,6 @@ class CUDABackend(Backend):
     batch_invariant = True
 
     def reason(self) -> str | None:
-        for module in ("torch", "triton"):
-            if importlib.util.find_spec(module) is None:
-                return f"{module} is not installed: pip install 'halfbyte[cuda]'"
         import torch
 
         if not torch.cuda.is_available():
