@@ -9,7 +9,8 @@
     moe/        experts        tuning/     tiles of each kernel and GPU
     decoders    codes to values: the assembly that mma/ and wgmma/ execute
 
-The module needs torch and Triton; without them `backend_named` gives an absent backend that says so.
+The module needs torch and Triton; without them `backend_named` gives an absent backend that says
+so.
 """
 
 from __future__ import annotations
