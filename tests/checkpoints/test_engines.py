@@ -21,6 +21,7 @@ from halfbyte.cli import main
 from halfbyte.errors import CheckpointError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS, layout_aliases
+from halfbyte.layouts.common.words import words_of_fields
 from support.conversion_models import write_llama
 from support.gguf_writer import F32, GGUF, Q8_0, Tensor
 from support.safetensors_bytes import MLX, A, gptq_weight, mlx_weight, under, write
@@ -492,6 +493,22 @@ def test_gptqmodel_and_a_stored_zero_point_of_all_ones(stored, label, want, tmp_
     assert [verdict(path, engine)[0] for engine in ("transformers", "gptqmodel")] == [want, want]
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize(("writer", "want"), [("", "wrong"), ("gptqmodel:7.7.0", "fine")])
+def test_the_last_stored_zero_point_of_an_odd_number_of_outputs(bits, writer, want, tmp_path):
+    """33 zero points end inside a word, whose other bits belong to none."""
+    groups, n, k, ones = 2, 33, 64, (1 << bits) - 1
+    zeros = np.ones((groups, n), np.uint8)
+    config = {"quant_method": "gptq", "bits": bits, "group_size": 32, "sym": False, "desc_act": False}
+    config |= {"checkpoint_format": "gptq", "meta": {"quantizer": writer}}
+    for last, filling, expected in ((ones - 1, 0, "fine"), (ones - 1, ones, "fine"), (ones, 0, want)):
+        zeros[:, -1] = last
+        words = words_of_fields(np.pad(zeros, ((0, 0), (0, 1)), constant_values=filling), bits)
+        tensors = gptq_weight(n, k, bits, stored_zero=0) | {"qzeros": words}
+        path = folder(tmp_path, under(A, tensors), {"quantization_config": config})
+        assert verdict(path, "gptqmodel")[0] == expected
+
+
 def test_transformers_wants_zero_points_that_are_there(tmp_path):
     tensors = under(A, gptq_weight())
     tensors[f"{A}.qzeros"] = np.zeros(0, np.int32)
@@ -600,3 +617,20 @@ def test_a_base_of_the_rotation_that_is_mlx_lms_default_may_stay_unread(kinds, b
             checkpoint = Stub("mlx", bits="affine4:g64")
             checkpoint.config = {"model_type": kind, "rope_parameters": {"rope_theta": theta}}
             assert predictions(checkpoint, "mlx")[0].verdict == want, (kind, theta)
+
+
+def test_a_version_is_named_as_it_was_asked_for():
+    assert parse_engine("vllm==0.31.1") == [("vllm", (0, 31, 1), "0.31.1")]
+    assert [p.version for p in predictions(Stub("awq", bits="uint4:g128"), "sglang==0.5")] == ["0.5"]
+
+
+@pytest.mark.parametrize(
+    ("path", "where", "source", "out"),
+    [("a/model.gguf", None, "a/model.gguf", "model.gguf-gptq-v1"), ("", "org/name@main", "org/name@main", "name-gptq-v1")],
+)
+def test_the_repair_names_its_output_after_the_model(path, where, source, out):
+    checkpoint = Stub("gptq", bits="int4:g32", checkpoint_format="gptq_v2")
+    checkpoint.path = Path(path)
+    checkpoint.remote = SimpleNamespace(where=where) if where else None
+    repairs = {p.repair for p in predictions(checkpoint, "vllm==0.11") if p.repair}
+    assert repairs == {f"halfbyte convert {source} {out} --to gptq-v1 --plan"}

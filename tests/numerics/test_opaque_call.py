@@ -64,11 +64,11 @@ def test_a_bias_that_records_a_gradient_is_not_dropped():
 
 def test_what_is_recorded_goes_with_the_weight():
     w = weight("int4:g32", 8, 64)
-    before = set(opaque_call._calls)
+    before = set(opaque_call._remembered)
     name = opaque_call.record(lambda w, x: x.clone(), lambda x: x.new_empty(x.shape), w)
     assert torch.equal(opaque_call.call(name, X), X)
     del w
     gc.collect()
-    assert set(opaque_call._calls) == before
+    assert set(opaque_call._remembered) == before
     with pytest.raises(BackendError, match=r"^\[compile\] call \d+ of a graph whose weight no longer exists"):
         opaque_call.call(name, X)

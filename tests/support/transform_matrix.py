@@ -51,7 +51,7 @@ from halfbyte.torch.composite_linear import CompositeLinear
 from halfbyte.torch.scaled_linear import scaled
 from torch import Tensor, nn
 
-FORMATS = ("int4:g32", "uint3:g64", "affine4:g32", "nvfp4", "mxfp4", "nf4", "fp8", "q4_K", "q8_0", "iq4_nl")
+FORMATS = ("int4:g32", "uint3:g64", "affine4:g32", "nvfp4", "mxfp4", "nf4", "fp8_e4m3", "q4_K", "q8_0", "iq4_nl")
 """One or two of every family that `quantize` writes."""
 N, K, M = 48, 256, 3
 SENTENCE = re.compile(r"\[\w+(\.\w+)*\] \S+ .*\S")

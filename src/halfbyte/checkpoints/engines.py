@@ -5,9 +5,9 @@
 A rule is a row of `RULES`: engine, versions, condition, verdict, reason, the public report it comes
 from, and the target of `halfbyte convert --to` that repairs it. Verdicts: *refused*, the engine
 raises an error; *wrong*, it loads the file and computes something else; *fine*, no rule applies to
-a kind that the engine reads. A file of a kind that an engine has not in `READS` is refused, or
-wrong (`LEFT_RANDOM`).
-Of the data tensor scales are read, four bytes each, and zero points of asymmetric GPTQ v1.
+a kind that the engine reads. A file of a kind that is not in the engine's `READS` is refused, or
+wrong (`LEFT_RANDOM`). Two kinds of data are read: tensor scales, four bytes each, and the zero
+points of asymmetric GPTQ v1.
 
 More than 800 lines: one table of rules, each beside its condition.
 """
@@ -21,10 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..errors import CheckpointError
-from ..numerics.bits import unpack
 from .base import Checkpoint, TensorInfo
 
 FINE, REFUSED, WRONG = "fine", "refused", "wrong"
@@ -485,23 +482,13 @@ def _zero_points_in_words(f: Facts) -> bool:
 
 
 def _v1_zero_wraps(f: Facts) -> bool:
-    """A stored zero point of all ones, which v1 means as 2^bits: GPTQModel's reader adds the one
-    into the neighbour. The zero points are read; not over the network.
+    """A zero point of 2^bits, which AutoGPTQ's v1 stores as all ones: GPTQModel's reader adds the
+    one into the neighbour. The zero points are read; not over the network.
     """
-    shards = getattr(f.checkpoint, "shards", None)
-    if (
-        f.info is None
-        or f.info.format is None
-        or f.info.format.zero != "int"
-        or shards is None
-        or f.checkpoint.remote is not None
-    ):
+    if f.info is None or f.info.format is None or f.info.format.zero != "int" or f.checkpoint.remote is not None:
         return False
-    name = f"{f.info.key}.qzeros"
-    if _any_v2(f) or "gptqmodel" in str(f.config.get("meta")) or name not in shards:
-        return False
-    fields = unpack(np.ascontiguousarray(shards.array(name)).view(np.uint8), f.bits, f.info.shape[-2])
-    return bool((fields == (1 << f.bits) - 1).any())
+    zeros = f.checkpoint.zero_points(f.info.key)
+    return zeros is not None and bool((zeros == 1 << f.info.format.bits).any())
 
 
 def _no_zero_points(f: Facts) -> bool:

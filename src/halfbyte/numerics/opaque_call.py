@@ -5,6 +5,9 @@ cannot trace the NumPy code of the verbs.
 
 A function is recorded for as long as the weights it computes with exist; Dynamo compiles anew for
 other weights. torch is used only where the caller has imported it.
+
+`remember` and `recall` are the registry behind it, and behind the operators over modules
+(`torch/custom_ops.py`): an operator takes numbers and text, never objects.
 """
 
 from __future__ import annotations
@@ -28,8 +31,30 @@ class _Call(NamedTuple):
     objects: tuple[weakref.ref[Any], ...]
 
 
-_calls: dict[str, _Call] = {}
+_remembered: dict[int, Callable[[], Any]] = {}
 _numbers = itertools.count(1)
+
+
+def remember(get: Callable[[], Any], *owners: Any) -> int:
+    """A number for `recall`, valid while all owners exist. `get` returns the object and holds no
+    owner: it may be a weak reference to one.
+    """
+    number = next(_numbers)
+    _remembered[number] = get
+    for owner in owners:
+        weakref.finalize(owner, _remembered.pop, number, None).atexit = False
+    return number
+
+
+def recall(number: int) -> Any:
+    """The object of a number. BackendError when an owner is gone."""
+    get = _remembered.get(number)
+    if get is None:
+        raise BackendError(
+            f"[compile] call {number} of a graph whose weight no longer exists; allowed: weights that live as long as the "
+            "graph; keep a reference to it"
+        )
+    return get()
 
 
 def constant(function: FunctionT) -> FunctionT:
@@ -57,26 +82,14 @@ def record(function: Callable[..., Any], fake: Callable[..., Any], *objects: Any
     fake      the inputs without memory -> an empty tensor of the result's shape and dtype
     """
     _define()
-    name = str(next(_numbers))
-    _calls[name] = _Call(function, fake, tuple(weakref.ref(o) for o in objects))
-    for o in objects:
-        weakref.finalize(o, _calls.pop, name, None)
-    return name
+    made = _Call(function, fake, tuple(weakref.ref(o) for o in objects))
+    return str(remember(lambda: made, *objects))
 
 
 def call(name: str, *inputs: Any) -> Any:
     """The recorded function of the inputs, as one operation of the graph that is traced."""
     torch = sys.modules["torch"]
     return torch.ops.halfbyte.call([None if x is None else x.detach() for x in inputs], name)
-
-
-def _recorded(name: str) -> _Call:
-    if name not in _calls:
-        raise BackendError(
-            f"[compile] call {name} of a graph whose weight no longer exists; allowed: weights that live as long as the "
-            "graph; keep a reference to it"
-        )
-    return _calls[name]
 
 
 @functools.cache
@@ -86,9 +99,9 @@ def _define() -> None:
 
     @library.custom_op("halfbyte::call", mutates_args=(), schema="(Tensor?[] inputs, str name) -> Tensor")  # type: ignore[untyped-decorator]
     def operator(inputs: list[Any], name: str) -> Any:
-        known = _recorded(name)
+        known = recall(int(name))
         return known.function(*(o() for o in known.objects), *inputs)
 
     @operator.register_fake  # type: ignore[untyped-decorator]
     def _(inputs: list[Any], name: str) -> Any:
-        return _recorded(name).fake(*inputs)
+        return recall(int(name)).fake(*inputs)

@@ -9,7 +9,6 @@ respect to x and bias, as `functional.linear` is, experts with respect to x and 
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from typing import Any
 
@@ -21,9 +20,7 @@ from torch import Tensor
 
 from ..errors import BackendError, ShapeError
 from ..numerics.array_interop import check_storage, check_tensor, torch_state
-
-_modules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_handles = itertools.count(1)
+from ..numerics.opaque_call import recall, remember
 
 
 class Handle:
@@ -57,14 +54,12 @@ def _operator(name: str, schema: str) -> Any:
 
 def register(module: Any) -> Handle:
     """A handle of `module`, valid while the module exists."""
-    handle = Handle(next(_handles))
-    _modules[handle.number] = module
-    return handle
+    return Handle(remember(weakref.ref(module), module))
 
 
 @_operator("halfbyte::linear", "(Tensor x, Tensor? bias, SymInt handle, SymInt n) -> Tensor")  # type: ignore[untyped-decorator]
 def _linear(x: Tensor, bias: Tensor | None, handle: int, n: int) -> Tensor:
-    return _modules[handle].compute(x, bias)
+    return recall(handle).compute(x, bias)
 
 
 @_linear.register_fake  # type: ignore[untyped-decorator]
@@ -74,7 +69,7 @@ def _linear_shape(x: Tensor, bias: Tensor | None, handle: int, n: int) -> Tensor
 
 @_operator("halfbyte::linear_gradient", "(Tensor g, SymInt handle, SymInt k) -> Tensor")  # type: ignore[untyped-decorator]
 def _linear_gradient(g: Tensor, handle: int, k: int) -> Tensor:
-    return _modules[handle].gradient(g)
+    return recall(handle).gradient(g)
 
 
 @_linear_gradient.register_fake  # type: ignore[untyped-decorator]
@@ -98,7 +93,7 @@ _linear.register_autograd(_back, setup_context=_keep)
 
 @_operator("halfbyte::embedding", "(Tensor ids, SymInt handle, SymInt k, ScalarType dtype) -> Tensor")  # type: ignore[untyped-decorator]
 def _embedding(ids: Tensor, handle: int, k: int, dtype: torch.dtype) -> Tensor:
-    return _modules[handle].compute(ids)
+    return recall(handle).compute(ids)
 
 
 @_embedding.register_fake  # type: ignore[untyped-decorator]
@@ -108,7 +103,7 @@ def _embedding_shape(ids: Tensor, handle: int, k: int, dtype: torch.dtype) -> Te
 
 @_operator("halfbyte::experts", "(Tensor x, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor")  # type: ignore[untyped-decorator]
 def _experts(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: int) -> Tensor:
-    return _modules[handle].compute(x, topk_ids, topk_weights)
+    return recall(handle).compute(x, topk_ids, topk_weights)
 
 
 @_experts.register_fake  # type: ignore[untyped-decorator]
@@ -121,7 +116,7 @@ _PAIR = "(Tensor g, Tensor x, Tensor topk_ids, Tensor topk_weights, {} handle) -
 
 @_operator("halfbyte::experts_gradient", _PAIR.format("SymInt"))  # type: ignore[untyped-decorator]
 def _experts_gradient(g: Tensor, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: int) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = _modules[handle].gradient(g, x, topk_ids, topk_weights)
+    found: tuple[Tensor, Tensor] = recall(handle).gradient(g, x, topk_ids, topk_weights)
     return found
 
 
@@ -152,28 +147,28 @@ _experts.register_autograd(_experts_back, setup_context=_keep_routing)
 
 @_operator("halfbyte::linear_at", "(Tensor x, Tensor? bias, Tensor handle, SymInt n) -> Tensor")  # type: ignore[untyped-decorator]
 def _linear_at(x: Tensor, bias: Tensor | None, handle: Tensor, n: int) -> Tensor:
-    return _modules[int(handle)].compute(x, bias)
+    return recall(int(handle)).compute(x, bias)
 
 
 @_operator("halfbyte::linear_gradient_at", "(Tensor g, Tensor handle, SymInt k) -> Tensor")  # type: ignore[untyped-decorator]
 def _linear_gradient_at(g: Tensor, handle: Tensor, k: int) -> Tensor:
-    return _modules[int(handle)].gradient(g)
+    return recall(int(handle)).gradient(g)
 
 
 @_operator("halfbyte::experts_at", "(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor handle) -> Tensor")  # type: ignore[untyped-decorator]
 def _experts_at(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: Tensor) -> Tensor:
-    return _modules[int(handle)].compute(x, topk_ids, topk_weights)
+    return recall(int(handle)).compute(x, topk_ids, topk_weights)
 
 
 @_operator("halfbyte::experts_gradient_at", _PAIR.format("Tensor"))  # type: ignore[untyped-decorator]
 def _experts_gradient_at(g: Tensor, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: Tensor) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = _modules[int(handle)].gradient(g, x, topk_ids, topk_weights)
+    found: tuple[Tensor, Tensor] = recall(int(handle)).gradient(g, x, topk_ids, topk_weights)
     return found
 
 
 @_operator("halfbyte::embedding_at", "(Tensor ids, Tensor handle, SymInt k, ScalarType dtype) -> Tensor")  # type: ignore[untyped-decorator]
 def _embedding_at(ids: Tensor, handle: Tensor, k: int, dtype: torch.dtype) -> Tensor:
-    return _modules[int(handle)].compute(ids)
+    return recall(int(handle)).compute(ids)
 
 
 _linear_at.register_fake(_linear_shape)

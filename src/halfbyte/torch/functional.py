@@ -21,7 +21,8 @@ from .. import ops
 from ..backends import Prepared
 from ..backends.cpu import native
 from ..numerics.array_interop import check_memory, check_storage, check_tensor
-from . import custom_ops
+from ..numerics.opaque_call import remember
+from . import custom_ops  # noqa: F401 # defines the operators
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SLAB_BYTES = 1 << 26
@@ -129,19 +130,13 @@ class _Product:
         return gradient(g, w)
 
 
-_products: dict[str, _Product] = {}
-
-
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _handle(w: Prepared, activations: str) -> str:
     """The number of a product for the operators, as a string: torch.compile would make a number a
     symbol.
     """
     product = _Product(w, activations)
-    number = str(custom_ops.register(product).number)
-    _products[number] = product
-    weakref.finalize(w, _products.pop, number, None)
-    return number
+    return str(remember(lambda: product, w))
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc] # torch is not type-checked

@@ -2,8 +2,8 @@
 and picklable.
 
     weight = PackedWeight.of(q)         prepared for a device; q itself may be dropped
-    weight.canonical()          the QTensor again, byte for byte
-    weight.on("cuda:0")         the same weight prepared for another device
+    weight.canonical()                  the QTensor again, byte for byte
+    weight.on("cuda:0")                 the same weight prepared for another device
 
 Modules with a common weight (a tied head) share one PackedWeight; copies and pickles of a model
 keep sharing it.
