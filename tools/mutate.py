@@ -67,7 +67,12 @@ INSIDE = f"{SOURCE}{os.sep}"
 BUILD = ROOT / "build" / "mutation"
 
 TESTS = ["formats", "numerics", "tensor", "producers", "layouts", "checkpoints", "conversion", "verification"]
-TESTS += ["docs/test_adding_a_format.py", "docs/test_adding_a_layout.py", "backends/cpu/test_decode.py"]
+TESTS += [
+    "gguf_models/test_tokenizer.py",
+    "docs/test_adding_a_format.py",
+    "docs/test_adding_a_layout.py",
+    "backends/cpu/test_decode.py",
+]
 TESTS += [f"backends/cuda/test_{name}.py" for name in ("canonical", "decoders", "order", "rounded")]
 """Folders and files below tests/ that run against mutants."""
 

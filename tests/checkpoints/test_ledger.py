@@ -134,3 +134,7 @@ def test_what_a_layout_calls_harmless_is_no_weight_to_any_command() -> None:
     assert "input_scale_2" in named
     assert named <= set(AUXILIARY_NAMES)
     assert {name for name in named if name.startswith(("input_", "activation_"))} <= set(ACTIVATION_SCALES)
+
+
+def test_a_tensor_whose_name_is_a_modules_own_path_belongs_to_no_matrix() -> None:
+    assert sort_tensor("m.x", "float16", (4,), "", {"m.x.weight": (4, 4), "m.x": (4,)}).status != UNKNOWN

@@ -57,6 +57,8 @@ HOSTILE: dict[str, tuple[str | bytes, bytes, str]] = {
     "shape of 33 axes": (header(w=entry("F16", [1] * 33, 0, 2)), b"\0" * 2, "tensor 'w': 33 axes"),
     "shape wraps to 4": (header(w=entry("U8", [4194305, 4194305, 211106198978564], 0, 4)), b"\0" * 4,
      "tensor 'w': shape [4194305"),
+    "shape past every file": (header(w=entry("U8", [3 << 61], 0, 3 << 61)), b"",
+     "tensor 'w' lies at bytes 0 to 6,917,529,027,641,081,856 of the data, but the file holds 0"),
     "shape wraps to 0": (header(w=entry("U8", [1 << 62, 4], 0, 0)), b"", "tensor 'w': shape"),
     "empty with huge axes": (header(w=entry("U8", [0, 1 << 62, 1 << 62], 0, 0)), b"", "tensor 'w': shape"),
     "number of 5000 digits": ('{"w":{"dtype":"U8","shape":[' + "9" * 3900 + '],"data_offsets":[0,8]}}', b"\0" * 8, "tensor 'w'"),

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 import halfbyte
 from halfbyte import QTensor, format_named, quantize
 from halfbyte.conversion import LossyError, convert_tensor, convert_weight, goal_named
+from halfbyte.conversion.edges import difference, requantize
 from halfbyte.errors import FormatError, LayoutError
 from halfbyte.formats import codec_names
 from halfbyte.numerics.bits import pack, unpack
+from halfbyte.numerics.error_stats import ErrorStats
 from support.conversion_weights import all_codes, attempt, integers, reread, same
 from support.golden_case import files, label
 from support.random_tensors import finite_tensor
@@ -571,3 +573,14 @@ def test_powers_of_two_that_e8m0_lacks():
         assert same(q, outcome.weight)
         assert outcome.weight.parts["scales"].tolist() == [[byte]]
         assert set(unpack(outcome.weight.parts["codes"], 4, 32)[0].tolist()) == {code}
+
+
+def test_the_error_of_a_stack_is_that_of_all_its_matrices():
+    x = np.ones((3, 2, 64), np.float32)
+    x[2, 1, ::2] = 0.01
+    a = quantize(x, "int8:g32")
+    b = requantize(a, format_named("int4", 32))
+    want = ErrorStats()
+    want.add(a.dequantize("float64").reshape(6, 64), b.dequantize("float64").reshape(6, 64))
+    assert difference(a, b).__dict__ == want.__dict__
+    assert want.differing

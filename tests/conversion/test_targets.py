@@ -66,3 +66,16 @@ def test_an_integer_weight_tries_integers_under_one_level_of_scales(layout, word
     plain = [f for f in map(format_named, codecs_of(layout)) if f.element in ("int", "uint") and not f.super_size]
     if plain:
         assert all(f.element in ("int", "uint") and not f.super_size for f in tried)
+
+
+@pytest.mark.parametrize(
+    ("layout", "bits"),
+    [("gptq", [3, 4, 8]), ("gguf", [4, 5, 8]), ("mlx", [3, 4, 5, 6, 8]), ("compressed-tensors", [3, 4, 8]), ("onnx", [4, 8])],
+)
+def test_a_weight_of_3_bits_goes_to_its_own_width_and_to_those_that_engines_read(layout, bits):
+    tried = candidates(packed("uint3:g32", (4, INPUTS)), goal_named(layout))
+    assert sorted({f.bits for f in tried if f.name in codecs_of(layout)}) == bits
+
+
+def test_groups_of_matmulnbits_are_powers_of_two():
+    assert sizes(512, "onnx:uint4") == [256, 128, 64, 32, 16]

@@ -466,3 +466,20 @@ def test_words_whose_unused_bits_are_clear_in_both_packings_are_dense(bits: int,
         "weight_shape": np.array([4, k]),
     }  # fmt: skip
     assert LAYOUT.unpack(tensors, group_args(bits, -1)).details["packing"] == "dense"
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int32])
+@pytest.mark.parametrize("zero", [-32751, 32767])
+def test_the_least_and_the_largest_zero_point_that_is_held(dtype: type, zero: int) -> None:
+    """Canonical zero points are int16: those of the file, at most 32767 − 8 in magnitude, plus 8."""
+    config = {"format": "int-quantized", "weights": {"num_bits": 4, "strategy": "channel", "symmetric": False}}
+    tensors = {
+        "weight": np.zeros((2, 32), np.int8),
+        "weight_scale": np.ones((2, 1), np.float16),
+        "weight_zero_point": np.full((2, 1), zero - 8, dtype),
+    }
+    q = LAYOUT.unpack(tensors, config)
+    assert q.parts["zeros"].tolist() == [[zero], [zero]]
+    assert same_tensors(LAYOUT.pack(q, config), tensors)
+    with pytest.raises(LayoutError, match="zero points take 16 bits"):
+        LAYOUT.unpack({**tensors, "weight_zero_point": tensors["weight_zero_point"] + np.sign(zero, dtype=dtype)}, config)

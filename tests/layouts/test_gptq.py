@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfbyte.errors import LayoutError
+from halfbyte.checkpoints.quant_config import read_config
+from halfbyte.errors import CheckpointError, LayoutError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
 from halfbyte.layouts.common.integers import monotone
@@ -314,3 +315,18 @@ def test_a_config_says_act_order_where_one_module_has_it():
         ]
         config = GPTQ.write_config(packed, []).entries["quantization_config"]
         assert config["desc_act"] == any(orders)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_one_row_of_words_has_32_bits_of_inputs(bits: int) -> None:
+    tensors = foreign(np.random.default_rng(bits), bits, 16, 32 // bits, -1, "absent")
+    assert GPTQ.describe(headers(tensors), {**V2, "bits": bits}, "m").shape == (16, 32 // bits)
+
+
+def test_a_dynamic_rule_is_an_object_or_null() -> None:
+    base = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"}
+    reader = read_config({**base, "dynamic": {"+:.*up_proj": None, "+:.*down_proj": {"bits": 8}, "-:.*gate_proj": None}}, "c")
+    found = [reader.parameters(f"layers.0.{name}_proj") for name in ("up", "down", "gate")]
+    assert [None if p is None else p["bits"] for p in found] == [4, 8, None]
+    with pytest.raises(CheckpointError, match=r"c: dynamic rule '\+:x' is 8; wanted an object"):
+        read_config({**base, "dynamic": {"+:x": 8}}, "c")

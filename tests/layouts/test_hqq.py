@@ -174,3 +174,12 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(LayoutError, match="a slice of a weight"):
         HQQ.pack(random_tensor(format_named("hqq4", 8, axis=0), (16, 64), 0)[0:2], {})
     assert same_tensors(HQQ.pack(HQQ.unpack(tensors, config), config), tensors)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_a_group_that_is_the_whole_row_comes_back(bits: int) -> None:
+    q = random_tensor(format_named(f"hqq{bits}", -1), (8, 24), 5)
+    config = HQQ.config(q)
+    assert config["group_size"] == 24
+    back = HQQ.unpack(HQQ.pack(q, config), config)
+    assert np.array_equal(back.dequantize(), q.dequantize(), equal_nan=True)

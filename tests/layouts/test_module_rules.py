@@ -319,6 +319,15 @@ def test_case_48_an_override_that_was_lost_is_inferred_where_k_is_known_and_refu
     assert checkpoint["model.layers.1.mlp.down_proj"].format.bits == 4
 
 
+@pytest.mark.parametrize("group", [16, 32, 64, 128, 256, 512, 1024, 2048])
+def test_groups_that_the_config_misstates_are_those_of_the_shapes(group: int, tmp_path):
+    tensors = under("model.layers.0.mlp.down_proj", gptq_weight(k=2048, group=group))
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 700, "checkpoint_format": "gptq_v2"}
+    path = folder(tmp_path, {"model.safetensors": tensors}, {"quantization_config": config, "intermediate_size": 2048})
+    (info,) = hb.open(path).infos()
+    assert info.format.group_size == (group if group < 2048 else -1)
+
+
 def test_case_48_same_shapes_of_two_formats_are_settled_by_the_config_or_refused(tmp_path):
     """4 bits in groups of 32 and 2 bits in groups of 64 have the same shapes where k is not known
     from elsewhere.

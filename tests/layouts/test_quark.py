@@ -99,3 +99,15 @@ def test_words_of_4_bits_have_zero_points_of_int32(dtype: str, refused: bool) ->
             read("int8")
     else:
         assert read("int8") is not None
+
+
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "int8"])
+@pytest.mark.parametrize("shape", [(12,), (12, 1)])
+def test_a_scale_a_row_may_have_an_axis_of_its_own(kind: str, shape: tuple[int, ...]) -> None:
+    q = finite_tensor(format_named(kind, -1), (12, 60), 3)
+    config = QUARK.config(q)
+    tensors = QUARK.pack(q, config)
+    back = QUARK.unpack({**tensors, "weight_scale": tensors["weight_scale"].reshape(shape)}, config)
+    assert np.array_equal(back.dequantize(), q.dequantize(), equal_nan=True)
+    with pytest.raises(LayoutError, match=r"weight_scale has shape \[1, 12\]; wanted one scale or \[12\]"):
+        QUARK.unpack({**tensors, "weight_scale": tensors["weight_scale"].reshape(1, 12)}, config)

@@ -191,6 +191,9 @@ def test_what_does_not_fit_is_refused() -> None:
     six, _ = foreign("mxfp6", rng)
     with pytest.raises(LayoutError, match=r"m\.weight_qdata has a code a byte: fp6, and only the config's elem_dtype says"):
         TORCHAO.describe(headers(six), {}, "m")
+    stack, _ = foreign("mxfp6", rng, (2, 6, 128))
+    with pytest.raises(LayoutError, match=r"m\.weight_qdata has a code a byte: fp6, and only the config's elem_dtype says"):
+        TORCHAO.describe(headers(stack), {}, "m")
     with pytest.raises(LayoutError, match=r"m\.weight_qdata holds a code outside 6 bits"):
         TORCHAO.unpack({**six, "weight_qdata": np.full((6, 128), 64, np.uint8)}, {"elem_dtype": "fp6_e2m3"}, "m")
     four, config = foreign("intx4", rng)

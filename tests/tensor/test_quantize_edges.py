@@ -174,3 +174,21 @@ def test_case_12_the_scale_rule_decides_the_byte(amax, rule, byte, value):
     q = quantize(np.full((1, 32), amax, np.float32), "mxfp4", scale=rule)
     assert q.parts["scales"].tolist() == [[byte]]
     assert (q.dequantize() == value).all()
+
+
+@pytest.mark.parametrize(("bits", "amax"), [(4, 7.8e7), (8, 1.4e9)])
+def test_codes_under_a_subnormal_scale_that_divides_stay_in_range(bits, amax):
+    """(2^(bits−1) − 1) / amax is 1.5 steps of float16's subnormals, stored as 2: a third too much."""
+    top = (1 << (bits - 1)) - 1
+    q = quantize(np.array([[amax, -amax, 0.0, 0.0]], np.float32), format_named(f"int{bits}", 4, inverse=True))
+    assert q.parts["scales"].tolist() == [[2.0**-23]]
+    assert codes_of(q).tolist() == [[2 * top + 1, 0, top + 1, top + 1]]
+
+
+@pytest.mark.parametrize("last", [0.25, 0.0])
+def test_a_short_last_block_has_its_own_absmax(last):
+    """bitsandbytes multiplies by a reciprocal, so its last block has at least 1e-38."""
+    x = np.full((1, 138), 2.0, np.float32)
+    x[0, 64:128], x[0, 128:] = 3.0, last
+    q = quantize(x, "nf4:g64", policy="bitsandbytes")
+    assert q.parts["scales"].tolist() == [2.0, 3.0, max(last, float(np.float32(1e-38)))]

@@ -193,3 +193,26 @@ def test_words_past_the_last_input_are_zero(bits):
     assert words.shape == (3, 2 * bits)
     assert (words[:, : codes.shape[1]] == 255).all()
     assert not words[:, codes.shape[1] :].any()
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_planes_of_a_stack_are_those_of_its_matrices(bits):
+    """Rows of 5 codes end inside a word of every plane."""
+    codes = pack(np.random.default_rng(bits).integers(0, 1 << bits, (3, 9, 5), dtype=np.uint8), bits)
+    planes = split(codes, bits, 5)
+    for e in range(3):
+        one = split(codes[e], bits, 5)
+        assert list(planes) == list(one)
+        assert all(np.array_equal(planes[width][e], one[width]) for width in one)
+    np.testing.assert_array_equal(join(planes, bits, 5), codes)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_tiles_that_are_made_one_after_another_are_those_made_alone(bits):
+    """Rows so long that memory is bounded tile by tile."""
+    k = 1 << 18
+    codes = np.random.default_rng(bits).integers(0, 256, (40, k * bits // 8), dtype=np.uint8)
+    tiles = to_fragments(codes, k, bits=bits)
+    assert len(tiles) == 3
+    for tile in range(3):
+        np.testing.assert_array_equal(tiles[tile : tile + 1], to_fragments(codes[tile * 16 : tile * 16 + 16], k, bits=bits))

@@ -1,7 +1,7 @@
 """The largest magnitude that a packed weight can have, from its scales alone.
 
-    max over e in {smallest element, largest element} of |(e − zero) · scale · super_scale · global
-    / divisor + bias − min · super_min|
+    max of |(e − zero) · scale · super_scale · global / divisor + bias − min · super_min|
+    over e = the smallest element, the largest element
 
 The value is linear in the element, so the two ends bound every code, and are reached if the code is
 there. A float16 result is infinite where the exact magnitude is 65520 or more.
@@ -40,7 +40,7 @@ def largest_magnitude(q: QTensor) -> float:
         return math.nan
     if not q.size or q.format.scale == "nested":
         return _coarse(q) if q.size else 0.0
-    return max((_exact(q, rows) for rows in _chunks(q)), default=0.0)
+    return max(_exact(q, rows) for rows in _chunks(q))
 
 
 def may_overflow_float16(q: QTensor) -> bool:
