@@ -4,8 +4,8 @@ A `Format` is the complete description of how codes become numbers. It describes
 (element table, bits, groups, kinds of scale and zero point), never where the bytes are in a file:
 that is a layout. Kernels dispatch on these fields, not on the name.
 
-    value = ((element(code) − zero) · scale · super_scale · global) / divisor + bias − min ·
-    super_min
+    value = ((element(code) − zero) · scale · super_scale · global) / divisor
+            + bias − min · super_min
 
 docs/design/layering.md lists the parts of a tensor that carry each term.
 """

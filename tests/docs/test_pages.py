@@ -132,3 +132,29 @@ def test_prose_in_sources_is_wrapped_at_100_columns(folder):
 def test_prose_is_told_from_tables_and_code():
     text = '"""A sentence.\n\n    a   b\n| x | y |\n>>> f(1)\n"""\n# A comment.\nx = 1  # behind code\n'
     assert [line for _, line in prose_lines(text)] == ['"""A sentence.', "", "", "# A comment."]
+
+
+FOREIGN_FILES = {"exl3_lib/quantize.py", "constants.py"}
+"""Files of other projects that docstrings name as their source."""
+
+
+def files_named(text: str) -> set[str]:
+    """Names and paths of files of this repository's kinds."""
+    return set(re.findall(r"(?<![\w/.-])([\w/]+\.(?:py|inl|md))\b", text))
+
+
+def test_every_file_that_a_docstring_names_is_there():
+    """Beside the module, in a package around it, or by its path from the package, the tests or the
+    repository.
+    """
+    package, missing = ROOT / "src" / "halfbyte", []
+    for path in sorted(package.rglob("*.py")):
+        around = [p for p in path.parents if p.is_relative_to(package)]
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                for name in files_named(ast.get_docstring(node) or "") - FOREIGN_FILES:
+                    places = (*around, ROOT, ROOT / "tests", ROOT / "tests" / "gguf_models", ROOT / "native")
+                    if not any((place / name).is_file() for place in places):
+                        missing.append(f"{path.relative_to(package)}: {name}")
+    assert missing == []
+    assert files_named("see `a/b.py`, c.md and llama.cpp's x-y.py; d.pyc is none") == {"a/b.py", "c.md"}

@@ -9,8 +9,8 @@ x is the dense weight. Codes are positions 0 … N − 1 in the format's values 
 the nearest value, for integers and for tables. Variables are v (an offset a weight) and, for each
 parameter of a group that the format stores, u: stored = nearest(start + u · unit), where a scale's
 unit is its own start, and a zero point's or bias's is the whole range of codes (one step of a bias
-where `ranges` are given). Rounding passes
-gradients straight through (Bengio et al. 2013, arXiv 1308.3432).
+where `ranges` are given). Rounding passes gradients straight through (Bengio et al. 2013, arXiv
+1308.3432).
 
 | variable | from |
 |---|---|

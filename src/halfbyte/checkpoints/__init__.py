@@ -1,6 +1,4 @@
-"""Files: checkpoints of every kind, opened lazily; see
-docs/reference/checkpoints.md.
-"""
+"""Files: checkpoints of every kind, opened lazily; see docs/reference/checkpoints.md."""
 
 from .base import Checkpoint, MissingKeyError, TensorInfo
 from .findings import Finding

@@ -38,22 +38,20 @@ UNFINISHED = (".shard", ".partial")
 
 
 def open(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None, allow_unknown: Sequence[str] = ()) -> Checkpoint:
-    """The checkpoint at `path`, lazily: headers are read and checked, data when
-    asked for.
+    """The checkpoint at `path`, lazily: headers are read and checked, data when asked for.
 
     path    a folder (config.json, one or several .safetensors, or a .gguf), a .safetensors file, a
             shard index, a .gguf file (any part of a split one), or an .onnx model (extra
-            `halfbyte[onnx]`). Where nothing of that name is
-            here, "org/name", "org/name@revision" or "org/name/file.gguf" is a repository on the
-            Hugging Face hub: headers are read by range requests, and a weight when it is asked for
-            (extra `halfbyte[hub]`)
+            `halfbyte[onnx]`). Where nothing of that name is here, "org/name", "org/name@revision"
+            or "org/name/file.gguf" is a repository on the Hugging Face hub: headers are read by
+            range requests, and a weight when it is asked for (extra `halfbyte[hub]`)
     config  the dictionary of a config.json's `quantization_config`; it overrides what the files
             say. A .safetensors file opened without it uses the one in its metadata, else the
             configuration files beside it
 
-    allow_unknown  names, or patterns with *, of unknown or missing tensors and config keys that
-                   commands may pass over
-            (`ledger.py`)
+    allow_unknown
+            names, or patterns with *, of unknown or missing tensors and config keys that commands
+            may pass over (`ledger.py`)
 
     Raises CheckpointError, naming file and tensor, for what is damaged, incomplete or unknown;
     UnsupportedError for kinds that are recognised and not read.

@@ -5,8 +5,8 @@ A `Unit` is what takes one codec: a weight, the experts of one projection of a l
 that engines join (`joined_modules`). Its choices have bytes and an estimated divergence;
 `allocated` picks one for each (`knapsack.solve`). Divergences of units are added.
 
-A recipe file is JSON: `halfbyte_recipe` (1), `to` and `rules` as `quantize` takes them, and what
-the allocation was, which nothing reads back.
+A recipe file is JSON: `halfbyte_recipe` (1), `to` and `rules` as `quantize` takes them, and, for
+people, a report of the allocation.
 """
 
 from __future__ import annotations

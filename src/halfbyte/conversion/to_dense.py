@@ -4,11 +4,10 @@
 
 Dense tensors are copied unchanged. Files are written under a temporary name and renamed at the end;
 the same command resumes a run that was interrupted, after the last shard of a folder or the last
-tensor of a file. Names are those of the source: a packed module `x` becomes
-`x.weight`. A model's stacked experts become the two parameters that transformers has,
-`experts.gate_up_proj` [e, 2f, k] and `experts.down_proj` [e, h, f], each matrix transposed for the
-model types in `TRANSPOSED_EXPERTS`. The parts `x.0`, `x.1` of a fused projection are joined to
-`x.weight`.
+tensor of a file. Names are those of the source: a packed module `x` becomes `x.weight`. A model's
+stacked experts become the two parameters that transformers has, `experts.gate_up_proj` [e, 2f, k]
+and `experts.down_proj` [e, h, f], each matrix transposed for the model types in
+`TRANSPOSED_EXPERTS`. The parts `x.0`, `x.1` of a fused projection are joined to `x.weight`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The value of a packed weight, evaluated exactly for any `Format`.
 
-    value = ((element(code) − zero) · scale · super_scale · global) / divisor + bias − min ·
-    super_min
+    value = ((element(code) − zero) · scale · super_scale · global) / divisor
+            + bias − min · super_min
 
 Each factor has few significant bits: an element of E2M1 has 2, a 4-bit code less its zero point 5,
 an E8M0 scale 1, a float16 scale 11. A product needs the sum of these. Where float32 can represent

@@ -1,8 +1,7 @@
 """The second level of scales: bitsandbytes' and ModelOpt's double quantization of absolute maxima.
 
     bitsandbytes: absmax = map[byte] · absmax2 + offset, map the signed dynamic map, offset the mean
-    ModelOpt:     absmax = (byte − 128) / scale2 + offset, scale2 = 127 / (largest |absmax −
-                  offset|)
+    ModelOpt:     absmax = (byte − 128) / scale2 + offset, scale2 = 127 / max |absmax − offset|
 
 The dynamic map (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization") has 2^i
 evenly spaced fractions in the decade 10^(i−7) … 10^(i−6), i = 0 … 6, of either sign, and 0 and 1.

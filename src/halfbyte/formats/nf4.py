@@ -2,10 +2,9 @@
 flattened tensor.
 
     value = table[code] · absmax
-    nested, bitsandbytes:  absmax = nested_map[scale_byte] · nested_absmax[block / 256] +
-                           nested_offset
-    nested, nf4_modelopt:  absmax = nested_map[scale_byte] / nested_absmax[block / 256] +
-                           nested_offset, the map being byte − 128
+    nested, bitsandbytes:  absmax = nested_map[byte] · nested_absmax[block / 256] + nested_offset
+    nested, nf4_modelopt:  absmax = nested_map[byte] / nested_absmax[block / 256] + nested_offset,
+                           the map being byte − 128
 
 | part | dtype | shape |
 |---|---|---|

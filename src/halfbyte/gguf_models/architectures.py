@@ -9,7 +9,8 @@ Gemma's query scale, patterns of local layers, defaults of scales.
 
 A new architecture is an entry here (or in classic, encoders, gemma, latent, mixtures, recurrent),
 its name in `READ` of checkpoints/gguf/runnable.py, a case in tests/support/gguf_families.py, and
-the page that tools/gguf_models_page.py writes; test_registry.py and test_families.py compare them.
+the page that tools/gguf_models_page.py writes; test_registry.py and test_families.py, below
+tests/gguf_models/, compare them.
 """
 
 from __future__ import annotations

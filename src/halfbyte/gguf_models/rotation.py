@@ -1,8 +1,8 @@
 """Stretched rotations, of which a GGUF stores a number for each frequency: Llama 3's, which a
 configuration describes by four numbers, and Phi 3's long and short ones.
 
-    divisor of frequency i = 1 / ((1 − s) / factor + s),  s = clip((L / w − low) / (high − low), 0,
-    1),  w = 2π · theta^(2i / d)
+    divisor of frequency i = 1 / ((1 − s) / factor + s)
+    s = clip((L / w − low) / (high − low), 0, 1),   w = 2π · theta^(2i / d)
 
 after `rope_freqs` of llama.cpp's converter and transformers' `llama3` rotation.
 """

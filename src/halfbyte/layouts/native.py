@@ -3,8 +3,8 @@
 Suffixes are the parts' names (`codes`, `scales`, ...); `config(q)` is what a reader needs besides
 and what a writer keeps in the file's metadata:
 
-    {"format": {"family": "mx", "name": "mxfp4", ...}, "shape": [n, k], "origin": "mlx", "details":
-    {..}, "window": [i, rows]}
+    {"format": {"family": "mx", "name": "mxfp4", ...}, "shape": [n, k],
+     "origin": "mlx", "details": {..}, "window": [i, rows]}
 
 Fields of the format that have their default, an empty origin, empty details and no window are left
 out. Every QTensor can be written, and comes back identical, its origin, details and window

@@ -1,8 +1,9 @@
 """Relative error statistics of one array against another, accumulated block by block.
 
-    relative RMS = sqrt(Σ (b − a)² / Σ a²)          max relative error = max over rows of max |b −
-                                                    a| / max |a|
-    cosine = Σ a·b / sqrt(Σ a² · Σ b²)               differing = number of unequal values
+    relative RMS        sqrt(Σ (b − a)² / Σ a²)
+    max relative error  max over rows of max |b − a| / max |a|
+    cosine              Σ a·b / sqrt(Σ a² · Σ b²)
+    differing           number of unequal values
 
 a is the reference. There is no absolute tolerance: numbers near 1e-6 are compared by the same
 measures as numbers near 1, so that no bound passes for every input. Equality is by value: −0 equals

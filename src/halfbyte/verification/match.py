@@ -1,7 +1,7 @@
 """Match tensors of two checkpoints that hold the same weights.
 
-    qkv_proj | q_proj + k_proj + v_proj        experts.gate_up_proj [e, 2f, k] | experts.0.gate_proj
-                                               + experts.0.up_proj + ...
+    qkv_proj                         | q_proj + k_proj + v_proj
+    experts.gate_up_proj [e, 2f, k]  | experts.0.gate_proj + experts.0.up_proj + ...
 
 Every tensor is split into *atoms*, named matrices that no checkpoint splits further (a row range of
 one expert). Tensors that share atoms form one match, and their rows are put into one common order.

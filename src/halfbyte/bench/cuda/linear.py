@@ -1,8 +1,8 @@
 """`linear`, `dequantize` and `experts` on an NVIDIA GPU beside cuBLAS and the other libraries that
 are installed, in one run.
 
-    python -m halfbyte.bench.cuda.linear --shape 14336,4096 --m 1,4,16,64 --format int4:g128,mxfp4
-    --experts 1,16
+    python -m halfbyte.bench.cuda.linear --shape 14336,4096 --m 1,4,16,64 \\
+        --format int4:g128,mxfp4 --experts 1,16
 
 Protocol: every call of a measurement uses another random weight, together at least 256 MB, so that
 no weight is still in the last-level cache; all calls are captured in one CUDA graph; the result is

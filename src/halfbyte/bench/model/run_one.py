@@ -1,8 +1,8 @@
 """Measure one contender on one model; `race` starts this module in a process of its own. Prints one
 line of JSON.
 
-    python -m halfbyte.bench.model.run_one exact|int8|llama.cpp FILE THREADS PROMPT DECODE
-    wall|processor
+    python -m halfbyte.bench.model.run_one exact|int8|llama.cpp FILE THREADS PROMPT DECODE \\
+        wall|processor
 
 `ready_s` starts when the libraries are imported. The prompt is timed in its second run: the first
 allocates. Decoding is greedy in both libraries.

@@ -2,8 +2,9 @@
 
     "GGUF"  version u32  tensors u64  pairs u64
     pairs:   key, type u32, value
-    tensors: name, n_dims u32, dims u64[n_dims], type u32, offset u64 zeros to a multiple of
-    general.alignment, then the data, each tensor on a multiple of general.alignment
+    tensors: name, n_dims u32, dims u64[n_dims], type u32, offset u64
+    zeros to a multiple of general.alignment
+    data:    each tensor on a multiple of general.alignment
 
 Versions 2 and 3, of either byte order, after the GGUF specification. One pass checks every length
 against the file, so a header with wrong lengths costs no more than its own bytes; strings are

@@ -14,7 +14,7 @@ formats.
 `weight_zero_point` of pack-quantized groups and channels is packed along n like the weight, [words
 of n, G], else int8 in the scales' shape, both signed; canonical zero points are z + 2^(b−1).
 `weight_shape` is the true (n, k), `weight_g_idx` (up to 0.17) the group of each input, −1 for "in
-order". See `compressed_tensors_pack` for the words. Source: the files of versions 0.9 to 0.20.
+order". See `words.py` for the words. Source: the files of versions 0.9 to 0.20.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """compressed-tensors' `transform_config`: matrices that layers are multiplied by.
 
-    {"config_groups": {GROUP: {"type", "head_dim", "randomize", "apply": [{"targets", "ignore",
-    "location", "inverse"}]}}}
+    {"config_groups": {GROUP: {"type", "head_dim", "randomize",
+                               "apply": [{"targets", "ignore", "location", "inverse"}]}}}
 
 | location | meaning |
 |---|---|

@@ -1,5 +1,5 @@
 """From a canonical tensor to compressed-tensors' tensors and config: the inverse of
-`compressed_tensors`.
+`read.py`.
 """
 
 from __future__ import annotations

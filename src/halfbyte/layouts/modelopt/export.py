@@ -1,5 +1,5 @@
 """The kinds of weight that ModelOpt's unified export writes: NVFP4, MXFP4, MXFP8, INT4 (AWQ), FP8
-and INT8. See `modelopt.py` for the table.
+and INT8. See `base.py` for the table.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """ModelOpt's in-memory 4-bit tensors, saved as they are: INT4QTensor and NF4QTensor. See
-`modelopt.py` for the table.
+`base.py` for the table.
 
 Both flatten the weight and put the even element into the high nibble. INT4QTensor keeps the
 reciprocal scale 7/amax and divides by it. NF4QTensor quantizes its scales again: block scale = byte

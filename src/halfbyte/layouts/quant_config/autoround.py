@@ -1,8 +1,8 @@
 """AutoRound's config: the tensors of GPTQ, AWQ, compressed-tensors or block FP8 under its own name,
 with a table of layers that differ.
 
-    {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4,
-    "group_size": 128, "sym": true,
+    {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq",
+     "bits": 4, "group_size": 128, "sym": true,
      "extra_config": {"model.layers.0.mlp.down_proj": {"bits": 8}, ".*self_attn.*": {"bits": 16}}}
 
 | packing_format | tensors |

@@ -1,5 +1,5 @@
-"""The gated activation of gate and up products in memory; `mma/epilogue.gated` has that of products
-in registers.
+"""The gated activation of gate and up products that lie in memory (for products in registers:
+`mma/epilogue.gated`).
 """
 
 from __future__ import annotations

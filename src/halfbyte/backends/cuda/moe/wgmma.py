@@ -6,9 +6,8 @@ boxes and writes whole boxes; rows that no pair fills are never written, never r
 nothing but their own column of a product.
 
     gather   x_pad[block, i] = x[token of the block's i-th pair];  where[pair] = that row
-    up       hidden = act(gate_up_e · x_pad), rounded once to x's dtype: gates and ups side by side
-             meet where they are summed, those in two halves or two stacks in a kernel of their own
-             (activation.py)
+    up       hidden = act(gate_up_e · x_pad), rounded once to x's dtype; alternating rows of gate
+             and up are activated in registers, two halves or two stacks by activation.py
     down     routed = down_e · hidden, float32
     combine  y[i] = Σ_t weight[i, t] · routed[where[i, t]], in order of t
 """

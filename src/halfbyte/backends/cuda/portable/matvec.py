@@ -1,9 +1,10 @@
-"""1 or 2 tokens of weights in word order (weights in fragment order: `mma/kernel.py`), to 8 with
-float32 activations, to 16 where float16 cannot hold a weight: one pass over the packed weight a
-token.
+"""The matrix-vector product of weights in word order: one pass over the packed weight a token.
+Weights in fragment order take `mma/kernel.py`.
 
-    y[m, r] = Σ_g scale[r, g] · (Σ_{j in g} x[m, j] · element[r, j]) + addend[r, g] · Σ_{j in g}
-    x[m, j]
+    y[m, r] = Σ_g  scale[r, g] · Σ_{j in g} x[m, j] · element[r, j]  +  addend[r, g] · Σ_{j in g} x[m, j]
+
+It serves 1 or 2 tokens; up to 8 with float32 activations, and up to 16 where float16 cannot hold a
+weight.
 
 Each program owns BN rows and walks the words of the row BC at a time; a thread holds the same words
 of every row, so eight activations are loaded once for BN rows. A word costs one load, its share of

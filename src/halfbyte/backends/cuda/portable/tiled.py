@@ -1,5 +1,5 @@
-"""Packed products for any m, a decoded tile of the weight at a time: the schedules that people
-compare.
+"""Packed products for any m, a decoded tile of the weight at a time: three schedules, to be
+compared.
 
     single-stage     load, decode, multiply, one step after the other: the baseline
     double-buffered  the loads of the next steps are in flight while a tile is decoded and

@@ -1,9 +1,8 @@
 """Activations to 8-bit codes and scales, as `numerics/activations.py` defines them, one program a
 token.
 
-Codes of inputs past k are 0. In an `order` other than STRAIGHT the
-inputs of each 32 are stored as a word of fragment order meets them in the register operand of
-wgmma (`wgmma.py`).
+Codes of inputs past k are 0. In an `order` other than STRAIGHT the inputs of each 32 are stored in
+the order in which the words of fragment order meet them in wgmma's register operand (`wgmma.py`).
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 measured on, and the user's own.
 
     {"card": "NVIDIA H100 80GB HBM3", "measured": "...", "tiles": [
-        {"kernel": "fragments", "family": "int", "n": 4096, "k": 4096, "m": 16, "tile": [2, 2, 8, 1,
-        4, 0, 1, false]}, ...]}
+        {"kernel": "fragments", "family": "int", "n": 4096, "k": 4096, "m": 16,
+         "tile": [2, 2, 8, 1, 4, 0, 1, false]}, ...]}
 
 A call takes the entry of its kernel and family whose shape is nearest (in factors of n and k, and
 of the work that its tile does beyond k) and whose m is the smallest that is not below its own. The
 user's file, $XDG_CACHE_HOME/halfbyte/tiles-CARD.json, goes before the default one. Nothing is
-searched for while a program runs: without an entry, tune.py's rules decide.
+searched for while a program runs: without an entry, the rules of mma_tiles.py decide.
 """
 
 from __future__ import annotations
