@@ -134,6 +134,38 @@ def test_every_case_has_a_row_and_a_test_that_exists():
     assert set().union(*(case_numbers(f.partition("::")[2]) for f in functions)) <= set(rows)
 
 
+def rows_of_readme() -> list[tuple[set[str], list[str]]]:
+    """(modules and folders below src/halfbyte, files of tests) of each row of tests/README.md: a
+    name without a folder is below the one before it.
+    """
+    rows = []
+    for line in (TESTS / "README.md").read_text("utf-8").splitlines():
+        cells = line.split("|")[1:-1]
+        if len(cells) == 2 and "`" in line and "src/halfbyte" not in line:
+            found, folder = set(), ""
+            for name in re.findall(r"`([^`]+)`", cells[0]):
+                folder = name if name.endswith("/") else folder if "/" not in name else ""
+                found.add(name if name.endswith("/") else folder + name)
+            named = set(re.findall(r"`([^`]+/)`", cells[0]))
+            alone = {f for f in named if not any(other != f and other.startswith(f) for other in found)}
+            rows.append((found - (named - alone), re.findall(r"`([^`]+)`", cells[1])))
+    return rows
+
+
+def test_every_module_has_tests_of_its_name_or_a_row_of_the_readme():
+    source = TESTS.parent / "src" / "halfbyte"
+    modules = {p.relative_to(source).with_suffix("").as_posix() for p in source.rglob("*.py") if p.stem != "__init__"}
+    names = {path.stem.removeprefix("test_") for path in FILES if path.stem.startswith("test_")}
+    own = {m for m in modules if any(re.fullmatch(rf"{m.rpartition('/')[2]}(_\w+)?", name) for name in names)}
+    rows = rows_of_readme()
+    listed = set().union(*(found for found, _ in rows)) - {"native/"}
+    assert sorted(m for m in modules - own if m not in listed and not any(m.startswith(f) for f in listed if f[-1] == "/")) == []
+    assert sorted(f for f in listed if f not in modules and not (f[-1] == "/" and (source / f).is_dir())) == []
+    assert sorted(listed & own) == []
+    assert [t for _, tests in rows for t in tests if not ((TESTS / t).is_file() or (TESTS.parent / t).is_file())] == []
+    assert all(tests for _, tests in rows)
+
+
 def test_files_of_more_than_800_lines_say_why():
     for folder in ("src", "tests", "tools", "examples"):
         for path in (TESTS.parent / folder).rglob("*.py"):

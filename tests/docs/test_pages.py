@@ -158,3 +158,38 @@ def test_every_file_that_a_docstring_names_is_there():
                         missing.append(f"{path.relative_to(package)}: {name}")
     assert missing == []
     assert files_named("see `a/b.py`, c.md and llama.cpp's x-y.py; d.pyc is none") == {"a/b.py", "c.md"}
+
+
+def resolved(cell: str, roots: tuple[Path, ...]) -> list[tuple[str, list[Path], str]]:
+    """What a cell of the table of places names in backticks: (name, files, "") for a file, a folder
+    or a pattern, (name, files of the one before it, its text) for anything else. A name without a
+    folder is first looked for beside the one before it.
+    """
+    out: list[tuple[str, list[Path], str]] = []
+    before: list[Path] = []
+    for name in re.findall(r"`([^`]+)`", cell):
+        if re.search(r"\.(py|cpp|inl)$|/$", name):
+            beside = tuple(dict.fromkeys(path.parent for path in before))
+            before = next((found for root in (*beside, *roots) if (found := sorted(root.glob(name.rstrip("/"))))), [])
+            out.append((name, before, ""))
+        else:
+            out.append((name, before, "".join(p.read_text("utf-8") for p in before if p.is_file())))
+    return out
+
+
+def test_places_and_tests_of_the_layering_page_are_there():
+    section = (
+        (ROOT / "docs" / "design" / "layering.md").read_text("utf-8").partition("## Where things are")[2].partition("\n## ")[0]
+    )
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("|") and "`" in line][1:]
+    source, tests = ROOT / "src" / "halfbyte", ROOT / "tests"
+    assert len(rows) > 30
+    for question, file, test in rows:
+        found = resolved(file, (source, source.parent, ROOT)) + resolved(test, (tests, ROOT))
+        assert [name for name, paths, _ in found if not paths] == [], question
+        assert [name for name, _, text in found if text and not re.search(rf"\b{name.rpartition('.')[2]}\b", text)] == [], (
+            question
+        )
+        assert any(name.endswith((".py", ".cpp", "/")) for name, _, _ in resolved(test, (tests, ROOT))), question
+    assert resolved("`formats/decode.py`: `no_such_name`", (source,))[1][2].count("no_such_name") == 0
+    assert resolved("`formats/no_such_file.py`", (source,))[0][1] == []

@@ -8,7 +8,8 @@ Encoding has two levels. First each group gets a real scale (and a minimum that 
 the rule `search` (default) or `extreme` of `scale_search.py`. Then d = largest group scale /
 largest small integer, in float16; sc, mn and the codes are rounded to nearest in that order, each
 with the rounded values before it. llama.cpp searches with weights of its own: its bytes are not
-reproduced. How a block's bytes hold these numbers is in `layouts/gguf/blocks.py`.
+reproduced. How a block's bytes hold these numbers is in `layouts/gguf/blocks.py`; the
+value is computed as every format's is, in `formats/decode.py`.
 """
 
 from __future__ import annotations
