@@ -411,6 +411,8 @@ BY_NAME = [
     ("transformers", ("compressed-tensors", {"key": ONE, "bits": "int4:g32", **COMPRESSED}), ""),
     ("transformers", ("compressed-tensors", {"bits": "uint4:g32", **COMPRESSED}), "not in words"),
     ("transformers", ("compressed-tensors", {"bits": "int4:g32", **COMPRESSED}), ""),
+    ("transformers", ("compressed-tensors", {"bits": "fp8_e5m2", **COMPRESSED, "format": "float-quantized"}), "E5M2 is rounded"),
+    ("transformers", ("compressed-tensors", {"bits": "fp8_e4m3", **COMPRESSED, "format": "float-quantized"}), ""),
     ("transformers==4.57", ("compressed-tensors", {"bits": "uint4:g32", **COMPRESSED}), ""),
     ("transformers", ("gptq", {"bits": "int4:g32", "dynamic": {"+:.*down_proj": {"bits": 8}}}), "wants equal bits"),
     ("transformers", ("gptq", {"bits": "int4:g32", "dynamic": {".*down_proj": {"bits": 8}}}), "wants equal bits"),

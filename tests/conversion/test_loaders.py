@@ -9,6 +9,7 @@ test-ecosystem` runs each test in the environment of its loader.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from pathlib import Path
@@ -67,16 +68,23 @@ def torch_logits(model: Any) -> np.ndarray:
 REFUSED = {
     ("gptqmodel", "awq"): ("int8", "uint8"),  # its torch kernel multiplies 4 bits
     ("mlx", "mlx"): ("nvfp4",),  # the scale of the whole tensor
+    ("transformers", "compressed-tensors"): tuple(f"uint{bits}" for bits in range(1, 9)),  # unless run_compressed=False
     ("vllm", "modelopt"): ("int4", "int8", "mxfp4"),
 }
 """(engine, layout) -> formats that the engine's loader refuses."""
 
 
-def refused(engine: str, layout: str, codec: str, folder: Path) -> bool:
-    """Whether the loader refuses a format; `inspect --for` must predict just that."""
-    expected = codec.partition(":")[0] in REFUSED.get((engine, layout), ())
+WRONG = {("transformers", "compressed-tensors"): ("mxfp8_e5m2", "fp8_e5m2")}
+"""The same -> formats that it loads with other values, without a word."""
+
+
+def verdict(engine: str, layout: str, codec: str, folder: Path) -> str:
+    """What the loader does with a format; `inspect --for` must predict just that."""
+    name = codec.partition(":")[0]
+    lists = {"refused": REFUSED, "wrong": WRONG}
+    expected = next((word for word, formats in lists.items() if name in formats.get((engine, layout), ())), "fine")
     with halfbyte.open(folder) as checkpoint:
-        assert any(p.verdict == "refused" for p in predictions(checkpoint, engine)) == expected
+        assert {p.verdict for p in predictions(checkpoint, engine)} - {"fine"} == {expected} - {"fine"}
     return expected
 
 
@@ -98,7 +106,7 @@ def test_gptqmodel(tmp_path, to, codec, tied):
     folder, held, dense = written(tmp_path, codec, to, tied)
     backend = gptqmodel.BACKEND.AWQ_TORCH if to == "awq" else gptqmodel.BACKEND.GPTQ_TORCH
     load = functools.partial(gptqmodel.GPTQModel.load, str(folder), backend=backend, device="cpu", dtype=torch.float16)
-    if refused("gptqmodel", to, codec, folder):
+    if verdict("gptqmodel", to, codec, folder) == "refused":
         with pytest.raises(ValueError, match="only supports"):
             load()
         return
@@ -122,20 +130,30 @@ COMPRESSED = codecs("compressed-tensors", "g32", "channel")
 @TIED
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_transformers_with_compressed_tensors(tmp_path, codec, tied):
-    """The decompressed model in bfloat16."""
+    """The model as it is loaded without a word, whose layers stay packed, and decompressed; in
+    bfloat16.
+    """
     import torch
     import transformers
 
     folder, held, dense = written(tmp_path, codec, "compressed-tensors", tied)
-    assert not refused("transformers", "compressed-tensors", codec, folder)
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.bfloat16,
-        output_loading_info=True,
-        quantization_config=transformers.CompressedTensorsConfig(run_compressed=False),
-    )
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
+
+    def load(**options: Any) -> Any:
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.bfloat16, output_loading_info=True, **options
+        )
+        assert not info["missing_keys"]
+        assert not info["unexpected_keys"]
+        return model
+
+    found = verdict("transformers", "compressed-tensors", codec, folder)
+    if found == "refused":
+        with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+            load()
+    else:
+        with pytest.raises(AssertionError) if found == "wrong" else contextlib.nullcontext():
+            close(torch_logits(load()), plain_llama(held, dense), 0.04)
+    model = load(quantization_config=transformers.CompressedTensorsConfig(run_compressed=False))
     for name, q in held.items():
         theirs = model.get_submodule(name).weight.detach().float().numpy()
         assert np.array_equal(theirs, q.dequantize("bfloat16", "producer").astype(np.float32)), name
@@ -155,7 +173,7 @@ def test_mlx_lm(tmp_path, codec, tied):
     import mlx_lm.utils
 
     folder, held, dense = written(tmp_path, codec, "mlx", tied)
-    if refused("mlx", "mlx", codec, folder):
+    if verdict("mlx", "mlx", codec, folder) == "refused":
         with pytest.raises(ValueError, match="global_scale"):
             mlx_lm.utils.load_model(folder)
         return
@@ -189,7 +207,7 @@ def test_vllm_reads_the_config_of_modelopt(tmp_path, codec, tied):
     config = json.loads((folder / "config.json").read_text("utf-8"))["quantization_config"]
     classes = [get_quantization_config(n) for n in ("modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "modelopt")]
     takes = next((c for c in classes if c.override_quantization_method(config, None)), classes[-1])
-    if refused("vllm", "modelopt", codec, folder):
+    if verdict("vllm", "modelopt", codec, folder) == "refused":
         with pytest.raises(ValueError, match="ModelOpt currently only supports"):
             takes.from_config(config)
         return

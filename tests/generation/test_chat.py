@@ -282,10 +282,86 @@ def test_requests_at_the_same_time_get_the_replies_they_would_get_alone(folder, 
     assert _peak() - before < 1000
 
 
-async def _raw(port: int, body: dict, sent: float = 1.0, wait: bool = True) -> int | None:
+@pytest.mark.ecosystem("applications")
+def test_requests_of_a_batch_are_drawn_each_by_its_own_settings(folder, loaded):
+    """Whatever the first one asked for: a greedy reply among hot ones is the greedy reply, and hot
+    ones differ.
+    """
+    from fastapi.testclient import TestClient
+
+    from halfbyte.transformers.serve import server
+
+    model, tokenizer = loaded
+    settings = [{"temperature": 2}, {"temperature": 0}, {"temperature": 2, "top_p": 0.999}, {}, {"temperature": 2, "top_p": 1e-9}]
+    replies: dict[int, str] = {}
+    with TestClient(server(folder, name="tiny", batching=True)) as client:
+
+        def ask(i: int) -> None:
+            body = {"prompt": "<tok7> <tok9>", "max_tokens": 20, **settings[i % 5]}
+            replies[i] = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(200)
+        refused = client.post("/v1/completions", json={"prompt": "<tok7>", "seed": 1}).json()["error"]
+        assert "seed is not taken with --batching" in refused["message"]
+    alone = Generation(model, tokenizer, "<tok7> <tok9>", max_tokens=20)
+    list(alone)
+    greedy = tokenizer.decode(alone.tokens, skip_special_tokens=True).split()
+    for i in range(10):
+        assert (replies[i].split() == greedy) == (i % 5 in (1, 3, 4)), (i, replies)
+    assert len({replies[i] for i in (0, 2, 5, 7)}) == 4
+
+
+@pytest.mark.ecosystem("applications")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_a_batch_frees_its_place(folder, stream, monkeypatch):
+    """Before its reply and in a stream, soon and late: nothing of it is active, waits, or is
+    remembered, and the next request is answered.
+    """
+    import uvicorn
+    from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
+
+    from halfbyte.transformers.serve import server
+
+    managers = []
+    start = ContinuousBatchingManager.start
+    monkeypatch.setattr(ContinuousBatchingManager, "start", lambda self: managers.append(self) or start(self))
+    one = uvicorn.Server(uvicorn.Config(server(folder, name="tiny", batching=True), port=0, log_level="error"))
+    thread = threading.Thread(target=one.run)
+    thread.start()
+    while not one.started:
+        time.sleep(0.01)
+    port = one.servers[0].sockets[0].getsockname()[1]
+
+    async def leave() -> None:
+        assert await _raw(port, {"max_tokens": 2}) == 200
+        endless = {"max_tokens": 120, "stream": stream}
+        await asyncio.gather(*(_raw(port, endless, wait=False, stay=0.02 * i) for i in range(20)))
+
+    try:
+        asyncio.run(leave())
+        scheduler = managers[0].batch_processor.scheduler
+        end = time.monotonic() + 60
+        while (scheduler.active_requests or scheduler.waiting_requests) and time.monotonic() < end:
+            assert not any(len(r.generated_tokens) >= 120 for r in list(scheduler.active_requests.values()))
+            time.sleep(0.01)
+        assert (dict(scheduler.active_requests), dict(scheduler.waiting_requests)) == ({}, {})
+        assert managers[0].output_router.result_handlers == {}
+        assert asyncio.run(_raw(port, {"max_tokens": 2})) == 200
+    finally:
+        one.should_exit = True
+        thread.join(20)
+    assert not managers[0].is_running()
+
+
+async def _raw(port: int, body: dict, sent: float = 1.0, wait: bool = True, stay: float = 0.05) -> int | None:
     """Status of a completion on a connection of its own; without `wait` the client leaves.
 
     sent  how much of the request is sent
+    stay  seconds after which the client leaves
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     data = json.dumps({"prompt": "<tok7>", "temperature": 0, **body}).encode()
@@ -295,7 +371,7 @@ async def _raw(port: int, body: dict, sent: float = 1.0, wait: bool = True) -> i
     await writer.drain()
     try:
         if not wait:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(stay)
             return None
         return int((await reader.readline()).split()[1])
     finally:

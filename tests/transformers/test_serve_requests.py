@@ -10,7 +10,7 @@ import json
 import pytest
 
 from halfbyte.transformers import serve, serve_requests
-from halfbyte.transformers.serve_requests import COMPLETIONS, TOKEN_LENGTH, RequestCheck, RequestError
+from halfbyte.transformers.serve_requests import COMPLETIONS, TOKEN_LENGTH, UNBATCHED, RequestCheck, RequestError
 
 ASKED = json.dumps({"prompt": "a"}).encode()
 
@@ -167,25 +167,24 @@ def test_a_prompt_and_its_answer_fit_the_context(characters, wanted, message):
     assert [len(text) for text in counted] == ([characters] if characters <= 8 * TOKEN_LENGTH else [])
 
 
-def test_a_batch_is_sampled_alike():
-    """Transformers' batching would sample each request as the first, without stop strings."""
+def test_a_batch_takes_the_settings_of_each_request_and_refuses_what_it_would_pass_over():
     middleware = RequestCheck(answer, name="m", count=len, context=64, max_prompt=64, hosts=None, batching=True)
 
     def ask(**fields) -> None:
         middleware.check(COMPLETIONS, json.dumps({"prompt": "a", **fields}).encode())
 
-    with pytest.raises(RequestError, match="stop is not taken with --batching"):
-        ask(stop=["x"])
     with pytest.raises(RequestError, match="the prompt has 65 tokens"):
         ask(prompt="a" * 65, temperature=2)
-    ask(temperature=0.5, max_tokens=3)
-    ask(temperature=0.5, max_tokens=7)
-    for key, value in {"temperature": 0.6, "top_p": 0.5, "seed": 3, "presence_penalty": 1, "frequency_penalty": 1}.items():
-        with pytest.raises(RequestError, match=rf"{key} = .*; allowed with --batching: .* as in the first request") as caught:
-            ask(**{"temperature": 0.5, key: value})
+    for temperature, top_p in ((0.5, None), (0, 0.9), (2, 0.1), (None, None)):
+        ask(temperature=temperature, top_p=top_p, stop=None, seed=None, presence_penalty=0, frequency_penalty=0.0)
+    own = {"stop": ["x"], "seed": 0, "presence_penalty": 1, "frequency_penalty": -0.5}
+    assert own.keys() == UNBATCHED.keys()
+    for key, value in own.items():
+        with pytest.raises(RequestError, match=f"{key} is not taken with --batching: .*; start the server without it") as caught:
+            ask(**{key: value})
         assert caught.value.param == key
     middleware.batching = False
-    ask(temperature=0.6, stop=["x"])
+    ask(**own)
 
 
 def test_a_model_is_called_what_its_path_is_called(tmp_path, monkeypatch):

@@ -481,6 +481,10 @@ def _zero_points_in_words(f: Facts) -> bool:
     return f.info is not None and f.info.format is not None and f.info.format.zero == "int" and "pack-quantized" in words
 
 
+def _e5m2(f: Facts) -> bool:
+    return f.info is not None and f.info.format is not None and f.info.format.element == "e5m2"
+
+
 def _v1_zero_wraps(f: Facts) -> bool:
     """A zero point of 2^bits, which AutoGPTQ's v1 stores as all ones: GPTQModel's reader adds the
     one into the neighbour. The zero points are read; not over the network.
@@ -758,8 +762,13 @@ RULES: tuple[Rule, ...] = (
     Rule("transformers", ("compressed-tensors",), WRONG,
          "transformers 5 passes over a packed stack of experts, which stay random", OBSERVED, _stacked_experts, since=(5,)),
     Rule("transformers", ("compressed-tensors",), REFUSED,
-         "transformers 5 makes its layers without data, where compressed-tensors has zero points one a number, not in words",
+         "transformers 5 makes its layers without data, where compressed-tensors has zero points one a number, not in words; "
+         "quantization_config=CompressedTensorsConfig(run_compressed=False) loads it dense",
          OBSERVED, _zero_points_in_words, since=(5,)),
+    Rule("transformers", ("compressed-tensors",), WRONG,
+         "compressed-tensors has 8-bit floats as E4M3, and E5M2 is rounded to it; "
+         "quantization_config=CompressedTensorsConfig(run_compressed=False) loads it dense",
+         OBSERVED, _e5m2, since=(5,)),
     Rule("transformers", ("gptq",), WRONG,
          "a stored zero point of all ones is 2^bits in v1; GPTQModel, which transformers calls, adds one into its neighbour",
          OBSERVED, _v1_zero_wraps, to="gptq-v2"),

@@ -64,9 +64,9 @@ def server(
     max_prompt  most tokens of a prompt; the model's context if that is less (`serve_requests`)
     chat_template  a Jinja template in place of the tokenizer's own; ChatML where neither is given,
                 which `app.state.chatml` says
-    batching    requests at the same time are batched by transformers' continuous batching, all under
-                the sampling settings of the first one (`serve_requests`); without it one waits for
-                the other
+    batching    requests at the same time are batched by transformers' continuous batching, each
+                with a temperature, top_p and top_k of its own (`batched_sampling`), without seed,
+                stop strings and penalties; without it one waits for the other
     cache_tokens  with batching, tokens of all conversations at once. Their keys and values take
                 memory from the first request on; transformers alone takes most of the machine's
     options     those of `load_model`
@@ -85,6 +85,8 @@ def server(
         from transformers.cli.serving.server import build_server
         from transformers.cli.serving.systemone import SystemOneHandler
         from transformers.cli.serving.transcription import TranscriptionHandler
+
+        from .batched_sampling import Sampled
     except ImportError as error:
         raise UnsupportedError(
             f"[serve] {error.name or error} is missing, which transformers' server needs; pip install 'halfbyte[serve]'"
@@ -101,11 +103,16 @@ def server(
     _limit_template(tokenizer)
     manager = _manager(model, tokenizer, name or served_name(path))
     state = _generation_state(batching, cache_tokens)
+    manager.shutdown = state.shutdown
+
+    def sampled(handler: type, **settings: Any) -> Any:
+        return type(handler.__name__, (Sampled, handler), {})(model_manager=manager, generation_state=state, **settings)
+
     app = build_server(
         manager,
-        ChatCompletionHandler(model_manager=manager, generation_state=state, chat_template_kwargs={}),
-        completion_handler=CompletionHandler(model_manager=manager, generation_state=state),
-        response_handler=ResponseHandler(model_manager=manager, generation_state=state, chat_template_kwargs={}),
+        sampled(ChatCompletionHandler, chat_template_kwargs={}),
+        completion_handler=sampled(CompletionHandler),
+        response_handler=sampled(ResponseHandler, chat_template_kwargs={}),
         transcription_handler=TranscriptionHandler(manager, state),
         systemone_handler=SystemOneHandler(
             model_manager=manager, generation_state=state, chat_template_kwargs={}, decision_config=None
@@ -161,6 +168,8 @@ def _generation_state(batching: bool, cache_tokens: int) -> Any:
 
     from transformers import ContinuousBatchingConfig
 
+    from .batched_sampling import OwnSettings, Settings, at_the_end_of_this_task, settings_of, shared_config, sort_few_rows
+
     class OneByOne(GenerateManager):  # type: ignore[misc] # transformers is not type-checked
         async def generate_non_streaming(self, model: Any, *args: Any, **kwargs: Any) -> Any:
             cancelled = threading.Event()
@@ -170,13 +179,39 @@ def _generation_state(batching: bool, cache_tokens: int) -> Any:
                 cancelled.set()
                 raise
 
+        def generate_streaming(self, *args: Any, **kwargs: Any) -> Any:
+            queue, streamer = super().generate_streaming(*args, **kwargs)
+            at_the_end_of_this_task(streamer.cancel)
+            return queue, streamer
+
     class Batched(CBGenerateManager):  # type: ignore[misc] # transformers is not type-checked
-        async def generate_non_streaming(self, *args: Any, request_id: str, **kwargs: Any) -> Any:
-            try:
-                return await super().generate_non_streaming(*args, request_id=request_id, **kwargs)
-            except asyncio.CancelledError:
-                self._cb.cancel_request(request_id)
-                raise
+        def init_cb(self, model: Any, gen_config: Any) -> None:
+            if self._cb is not None:
+                return
+            super().init_cb(model, shared_config(gen_config))
+            self._settings: dict[str, Settings] = {}
+            self._cb: Any = OwnSettings(self._cb, self._settings)
+            if model.device.type == "cpu":
+                sort_few_rows(self._cb.logit_processor.logits_processor)
+
+        def stop(self) -> None:
+            """The thread that computes ends, and with it the process: it would go on by itself."""
+            if self._cb is not None:
+                self._cb.stop(block=True, hard_stop=True)
+
+        def _expect(self, model: Any, gen_config: Any, request_id: str) -> None:
+            self._settings[request_id] = settings_of(gen_config, model.config.get_text_config().vocab_size)
+            at_the_end_of_this_task(lambda: self._cb.forget(request_id))
+
+        def generate_streaming(
+            self, model: Any, processor: Any, inputs: Any, gen_config: Any, request_id: str, response_parser: Any = None
+        ) -> Any:
+            self._expect(model, gen_config, request_id)
+            return super().generate_streaming(model, processor, inputs, gen_config, request_id, response_parser)
+
+        async def generate_non_streaming(self, model: Any, processor: Any, inputs: Any, gen_config: Any, request_id: str) -> Any:
+            self._expect(model, gen_config, request_id)
+            return await super().generate_non_streaming(model, processor, inputs, gen_config, request_id)
 
     class State(GenerationState):  # type: ignore[misc] # transformers is not type-checked
         def get_manager(self, model_id: str, use_cb: bool = False) -> Any:
@@ -191,7 +226,11 @@ def _generation_state(batching: bool, cache_tokens: int) -> Any:
 
     pages = -(-cache_tokens // PAGE)
     config = ContinuousBatchingConfig(
-        num_blocks=pages, page_size=PAGE, max_batch_tokens=LARGEST_BATCH, max_requests_per_batch=MOST_REQUESTS
+        num_blocks=pages,
+        page_size=PAGE,
+        max_batch_tokens=LARGEST_BATCH,
+        max_requests_per_batch=MOST_REQUESTS,
+        per_request_processors=True,
     )
     return State(continuous_batching=batching, cb_config=config if batching else None)
 
@@ -236,8 +275,5 @@ def _manager(model: Any, tokenizer: Any, name: str) -> Any:
         def list_models(self, cache_dir: str | None = None) -> list[dict[str, Any]]:
             loaded = {"value": "loaded"}
             return [{"owned_by": "halfbyte", "id": name, "object": "model", "created": 0, "status": loaded}]
-
-        def shutdown(self) -> None:
-            """Nothing was loaded here."""
 
     return PackedManager()

@@ -40,8 +40,13 @@ RANGES = {
 """Field -> type, least and largest value; None for the model's context."""
 
 
-SHARED = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
-"""Fields that one batch has in common: transformers' batching samples every request as the first."""
+UNBATCHED = {
+    "stop": "its tokens are not compared with strings",
+    "seed": "requests that are computed together draw from one generator",
+    "frequency_penalty": "it has no penalties",
+    "presence_penalty": "it has no penalties",
+}
+"""Field that transformers' batching would pass over -> why."""
 
 
 class RequestError(Exception):
@@ -69,7 +74,7 @@ class RequestCheck:
     context     most tokens of prompt and answer together: the model's context, or what a cache holds
     max_prompt  most tokens of a prompt
     hosts       allowed Host headers without port; None for all
-    batching    requests are batched: they sample alike, and none has stop strings
+    batching    requests are batched, without what `UNBATCHED` names
     """
 
     def __init__(
@@ -87,8 +92,6 @@ class RequestCheck:
         self.context, self.max_prompt = context, min(max_prompt, context)
         self.hosts = None if hosts is None else {h.lower() for h in hosts}
         self.batching = batching
-        self.shared: dict[str, Any] | None = None
-        """What the first request of a batching server gave for `SHARED`."""
         self.unfinished = 0
         """Bytes of the bodies of unfinished requests."""
 
@@ -208,23 +211,13 @@ class RequestCheck:
         text = {CHAT: self.messages, COMPLETIONS: self.prompt, RESPONSES: self.input}[path](body)
         self.check_length(body, text)
         if self.batching:
-            self.check_shared(body)
+            self.check_batched(body)
 
-    def check_shared(self, body: dict[str, Any]) -> None:
-        """RequestError for what the requests of one batch cannot have of their own: transformers
-        would pass over it without a word.
-        """
-        if body.get("stop"):
-            raise RequestError("stop is not taken with --batching; start the server without it", "stop")
-        given = {key: body.get(key) for key in SHARED}
-        self.shared = given if self.shared is None else self.shared
-        for key, value in given.items():
-            if value != self.shared[key]:
-                raise RequestError(
-                    f"{key} = {json.dumps(value)}; allowed with --batching: {json.dumps(self.shared[key])}, as in the first "
-                    "request, since one batch is sampled alike. Start the server without --batching for settings of each request",
-                    key,
-                )
+    def check_batched(self, body: dict[str, Any]) -> None:
+        """RequestError for what a batch would pass over without a word."""
+        for key, why in UNBATCHED.items():
+            if body.get(key) if key != "seed" else body.get(key) is not None:
+                raise RequestError(f"{key} is not taken with --batching: {why}; start the server without it", key)
 
     def check_fields(self, body: dict[str, Any]) -> None:
         """Numbers within their ranges, and nothing that would replace what the server was started
