@@ -12,22 +12,24 @@ from ..errors import FormatError, UnsupportedError
 from .terminal import Column, print_json, print_table
 
 
-def _numbers(text: str, what: str) -> list[int]:
+def numbers_of(text: str, what: str, op: str = "bench") -> list[int]:
+    """The numbers of option `what` of command `op`, with commas between."""
     try:
         values = [int(v) for v in text.split(",")]
     except ValueError:
         values = []
     if not values or min(values) < 1:
-        raise FormatError(f"[bench] {what} {text!r}; whole numbers above 0, with commas between, are allowed")
+        raise FormatError(f"[{op}] {what} {text!r}; whole numbers above 0, with commas between, are allowed")
     return values
 
 
-def _shapes(text: str) -> list[tuple[int, int]]:
+def shapes_of(text: str, op: str = "bench") -> list[tuple[int, int]]:
+    """The pairs (n, k) of --shape of command `op`, with semicolons between."""
     out = []
     for part in text.split(";"):
-        pair = _numbers(part, "--shape")
+        pair = numbers_of(part, "--shape", op)
         if len(pair) != 2:
-            raise FormatError(f"[bench] --shape {part!r}; N,K is allowed, several with ';' between")
+            raise FormatError(f"[{op}] --shape {part!r}; N,K is allowed, several with ';' between")
         out.append((pair[0], pair[1]))
     return out
 
@@ -103,14 +105,14 @@ def bench(
         _sweep(device, timing, show, plot, markdown, json)
         return 0
     if device == "cuda":
-        _shapes(shape), _numbers(m, "--m")
+        shapes_of(shape), numbers_of(m, "--m")
         arguments = ["--shape", shape, "--m", m, "--format", format, "--jobs", str(jobs)]
         if "activations" in given:
             arguments += ["--activations", ",".join(_modes(activations))]
         records = _on_cuda([*arguments, *(["--peers", peers] if "peers" in given else [])], show)
     else:
         timing = {"threads": threads, "backend": backend, "rounds": rounds, "seconds": seconds, "clock": clock}
-        records = _shown(_on_cpu(_shapes(shape), _numbers(m, "--m"), format.split(","), peers, activations, timing), show)
+        records = _shown(_on_cpu(shapes_of(shape), numbers_of(m, "--m"), format.split(","), peers, activations, timing), show)
     _finish(records, plot, markdown, json)
     return 0
 
@@ -119,10 +121,10 @@ def _cuda_cases(given: set[str], shape: str, m: str, format: str) -> dict[str, A
     """What --shape, --format and --m leave of a sweep on cuda."""
     from ..bench.cpu.sweep import Case
 
-    out: dict[str, Any] = {"tokens": _numbers(m, "--m")} if "m" in given else {}
+    out: dict[str, Any] = {"tokens": numbers_of(m, "--m")} if "m" in given else {}
     if given & {"shape", "format"}:
         codecs = format.split(",") if "format" in given else ["int4:g128"]
-        out["cases"] = [Case(f"{n} outputs, {k} inputs", c, n, k) for n, k in _shapes(shape) for c in codecs]
+        out["cases"] = [Case(f"{n} outputs, {k} inputs", c, n, k) for n, k in shapes_of(shape) for c in codecs]
     return out
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import BackendError
-from .bench import _numbers, _shapes
+from .bench import numbers_of, shapes_of
 from .terminal import print_json
 
 
@@ -29,6 +29,7 @@ def tune(
     """
     from ..backends import backend_named
 
+    shapes, tokens = shapes_of(shape, "tune"), numbers_of(m, "--m", "tune")
     why = backend_named("cuda").reason()
     if why:
         raise BackendError(f"[tune] {why}")
@@ -39,7 +40,7 @@ def tune(
     from ..backends.cuda import write_tiles
     from ..bench.cuda.tune_mma import tune as run
 
-    shapes, tokens, card = _shapes(shape), _numbers(m, "--m"), torch.cuda.get_device_name()
+    card = torch.cuda.get_device_name()
     entries = run(shapes, format.split(","), tokens, jobs, print_json if json else lambda record: None)
     path = write_tiles(card, entries, datetime.date.today().isoformat(), out)
     typer.echo(f"{len(entries)} tiles for {card}: {path}", err=json)

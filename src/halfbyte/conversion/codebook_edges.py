@@ -132,11 +132,11 @@ def _two_to_two(q: QTensor, fmt: Format, stored: NDArray[Any], scale: F64, out: 
     """E4M3 block scales to E4M3 block scales; the tensor scale is kept, or multiplied into them."""
     up, down = factor_of(q)
     if fmt.global_op:
-        out["scales"] = _bytes(stored, q.format.scale, fmt.scale)
+        out["scales"] = scale_bytes(stored, q.format.scale, fmt.scale)
         out["global_scale"] = _tensor_scale(fmt, up, down, checks)
         return
     if (up == 1).all() and (down == 1).all():
-        out["scales"] = _bytes(stored, q.format.scale, fmt.scale)
+        out["scales"] = scale_bytes(stored, q.format.scale, fmt.scale)
         return
     product = scale * each(up)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -147,7 +147,7 @@ def _two_to_two(q: QTensor, fmt: Format, stored: NDArray[Any], scale: F64, out: 
     out["scales"] = byte
 
 
-def _bytes(stored: NDArray[np.uint8], source: str, target: str) -> NDArray[np.uint8]:
+def scale_bytes(stored: NDArray[np.uint8], source: str, target: str) -> NDArray[np.uint8]:
     """Block scale bytes read the same by both kinds. MisfitError for NaN and for 480, which only
     one of them has.
     """

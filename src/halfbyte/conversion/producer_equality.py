@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..numerics.bits import pack
 from ..spec import Format
 from ..tensor.qtensor import QTensor
-from .codebook_edges import _bytes, factor_of
+from .codebook_edges import factor_of, scale_bytes
 from .outcome import Checks, MisfitError
 from .regroup import Regrouping
 
@@ -47,7 +47,7 @@ def equal_tensor_scale(q: QTensor, fmt: Format, origin: str, checks: Checks) -> 
     stored = groups.take(q.parts["scales"], "scales", checks)
     if fmt.scale == "ue4m3" and (stored & 0x80).any():
         raise MisfitError("block scales are negative")
-    scales = _bytes(stored, q.format.scale, fmt.scale)
+    scales = scale_bytes(stored, q.format.scale, fmt.scale)
     up, down = factor_of(q)
     lead = q.shape[:-2]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore", under="ignore"):

@@ -96,3 +96,13 @@ def test_tuning_without_a_gpu_says_what_is_missing(capsys):
         pytest.skip("a GPU is here")
     assert main(["tune"]) == 2
     assert capsys.readouterr().err == f"halfbyte: [tune] {why}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), [(["--shape", "64"], "--shape '64'; N,K"), (["--m", "0"], "--m '0'; whole numbers")]
+)
+def test_tune_names_itself_where_its_options_are_wrong(arguments, says, capsys):
+    from halfbyte.cli import main
+
+    assert main(["tune", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"halfbyte: [tune] {says}")
