@@ -349,7 +349,7 @@ def product(
 
 
 def embedding(ids: ArrayT, w: Weight, *, dtype: Any = "float32", backend: str | None = None) -> ArrayT:
-    """Rows of w by index, decoded exactly.
+    """Rows of w by index, rounded to `dtype` as `dequantize` rounds.
 
     ids  integers of any shape, NumPy or torch, each in 0 … n−1
     Returns (*ids.shape, k) of `dtype`, in ids' framework and on its device. Raises ShapeError for
@@ -395,6 +395,10 @@ def dequantize(w: Weight, dtype: Any = ..., *, arithmetic: str = ..., backend: s
 def dequantize(w: Weight, dtype: Any = "float32", *, arithmetic: str = "exact", backend: str | None = None) -> Any:
     """The dense weight: exact values rounded once to `dtype`, or the producer's own arithmetic (see
     `QTensor.dequantize`).
+
+    On NVIDIA GPUs 16-bit values are rounded to float32 first: where that is not exact (float32
+    scales, zero points, biases and minimums, tables of float32) and falls on the midpoint of two
+    numbers of `dtype`, the result is the other of the two.
     """
     word = str(dtype).removeprefix("torch.")
     if isinstance(w, QTensor) and (backend in (None, "reference") or arithmetic != "exact"):

@@ -118,7 +118,9 @@ def _decoded_linear(x: mx.array, w: MetalWeight, bias: mx.array | None) -> mx.ar
 
 
 def dequantize(w: MetalWeight, dtype: str = "float32") -> mx.array:
-    """The dense weight, exact values rounded to `dtype` ("float32", "float16", "bfloat16")."""
+    """The dense weight, exact values rounded once to `dtype` ("float32", "float16", "bfloat16");
+    without Metal to float32 first.
+    """
     if dtype not in _FLOATS:
         raise ShapeError(f"[dequantize] dtype {dtype!r}; allowed: {', '.join(_FLOATS)}")
     if len(w.shape) == 3:
