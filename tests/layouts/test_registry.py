@@ -172,3 +172,9 @@ def test_targets_of_every_layout_and_their_order():
         scales = ("float16",) if name == "gguf" else ("float16", "bfloat16", "float32")
         found = h.groups, h.levels, h.wider, tuple(sorted(h.scales))
         assert found == (GROUPS.get(name, ()), LEVELS.get(name, ()), WIDER.get(name, (4, 8)), tuple(sorted(scales))), name
+
+
+def test_layouts_of_one_engine_and_those_that_split_stacks():
+    assert {name: layout.engine for name, layout in LAYOUTS.items() if layout.engine} == {"gguf": "llama.cpp", "mlx": "mlx-lm"}
+    assert {name for name, layout in LAYOUTS.items() if layout.splits_stacks} == {"gptq", "awq-gemm"}
+    assert all(LAYOUTS[name].misfit(format_named("uint4", 32), (2, 8, 32)) for name in ("gptq", "awq-gemm"))

@@ -45,7 +45,7 @@ from .unit import stored_tensors
 KEEP = "keep"
 """The choice of a dense weight."""
 HEADS = (*EMBEDDINGS, "lm_head", "output")
-WITH_HEADS = ("gguf", "halfbyte", "mlx")
+WITH_HEADS = tuple(name for name, layout in LAYOUTS.items() if layout.engine or layout.container == "halfbyte")
 """Layouts whose engines read packed embeddings and heads."""
 _JOINED = ((r"(?:[qkv]_proj|attn_[qkv])", "qkv"), (r"(?:gate_proj|up_proj|ffn_gate|ffn_up|w1|w3)", "gate_up"))
 """Matrices that engines for the other layouts multiply at once, so that they share a format."""

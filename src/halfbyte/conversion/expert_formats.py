@@ -15,12 +15,11 @@ from collections.abc import Mapping, Sequence
 
 from ..checkpoints import Checkpoint, TensorInfo, expert_names
 from ..errors import FormatError, ShapeError
+from ..layouts import LAYOUTS
 from .outcome import spelled
 from .recipe import DTYPES, Recipe, format_for, module_of
 from .transposed_experts import with_transposed_experts
 
-ENGINES = {"gguf": "llama.cpp", "mlx": "mlx-lm"}
-"""Layouts whose engines multiply each projection on its own -> the engine."""
 _GGUF_EXPERTS = re.compile(r"(blk\.\d+)\.ffn_(gate|up|down|gate_up)_exps(?:\.weight)?")
 
 
@@ -35,6 +34,7 @@ def check_experts(checkpoint: Checkpoint, recipe: Recipe) -> list[str]:
         found = _experts_and_projection(info.key)
         if found is not None and (info.quantized or info.dtype in DTYPES):
             layers[found[0]][found[1]].append((info, *_becomes(info, recipe)))
+    engine = LAYOUTS[recipe.goal.layout].engine
     refused: dict[str, list[str]] = {}
     noted: dict[str, list[str]] = {}
     why = packed = ""
@@ -43,7 +43,7 @@ def check_experts(checkpoint: Checkpoint, recipe: Recipe) -> list[str]:
         dense = [(info.key, reason) for info, fmt, reason in every if not fmt]
         if not dense or len(dense) == len(every):
             continue
-        by_piece = recipe.goal.layout in ENGINES and all(len({not fmt for _, fmt, _ in piece}) == 1 for piece in pieces.values())
+        by_piece = bool(engine) and all(len({not fmt for _, fmt, _ in piece}) == 1 for piece in pieces.values())
         (noted if by_piece else refused)[path] = [key for key, _ in dense]
         if not why or (len(refused) == 1 and not by_piece):
             why, packed = dense[0][1], next(fmt for _, fmt, _ in every if fmt)
@@ -55,7 +55,7 @@ def check_experts(checkpoint: Checkpoint, recipe: Recipe) -> list[str]:
         )
     if noted:
         note = (
-            f"{_some(noted)}: dense by this recipe ({why}) among experts that become {packed}; {ENGINES[recipe.goal.layout]} "
+            f"{_some(noted)}: dense by this recipe ({why}) among experts that become {packed}; {engine} "
             "reads that, but load_model and the commands that run a model want a layer's experts all packed or all dense"
         )
         return [note]

@@ -16,6 +16,7 @@ import numpy as np
 from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.io.resumable_file import ResumableFile
 from ..errors import LayoutError
+from ..layouts import LAYOUTS
 from ..numerics.background import Background, Task
 from ..spec import Format
 from ..tensor.qtensor import QTensor
@@ -24,7 +25,7 @@ from .gguf_names import RenamedLike
 from .outcome import KINDS, Outcome
 from .source_files import source_files, source_identity
 from .targets import Goal
-from .unit import COPIED, MATRICES, QUANTIZED, Record, Rounding, Unit, blocks, convert_key, from_note
+from .unit import COPIED, QUANTIZED, Record, Rounding, Unit, blocks, convert_key, from_note
 
 IN_FLIGHT = 1 << 27
 """Most bytes read ahead of the writer, or one tensor."""
@@ -176,7 +177,7 @@ def _first_rows(weight: Any, goal: Goal) -> QTensor:
     if weight.format.grouping != "row" or weight.format.composite or weight.format.scale == "nested":
         return cast(QTensor, weight)
     if weight.ndim > 2:
-        weight = weight[0] if goal.layout in MATRICES else weight[:1]
+        weight = weight[0] if LAYOUTS[goal.layout].splits_stacks else weight[:1]
     return cast(QTensor, weight.rows(0, min(FIRST_ROWS, weight.shape[-2])))
 
 

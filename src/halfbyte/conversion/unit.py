@@ -27,8 +27,6 @@ from .edges import convert_weight, packed_as_is
 from .outcome import KINDS, MisfitError, Outcome, spelled
 from .targets import Goal
 
-MATRICES = ("gptq", "awq-gemm")
-"""Layouts that store no stacks."""
 BLOCK_BYTES = 1 << 25
 COPIED, QUANTIZED = "copied", "quantized"
 """Kinds of dense tensors: copied bytes; rounded by `quantize`."""
@@ -153,7 +151,7 @@ def _matrices(name: str, weight: QTensor, goal: Goal) -> Iterator[tuple[str, QTe
     only.
     """
     path, _, last = name.rpartition(".")
-    if weight.ndim > 2 and goal.layout in MATRICES:
+    if weight.ndim > 2 and LAYOUTS[goal.layout].splits_stacks:
         for e in range(weight.shape[0]):
             yield f"{path}.{e}.{last}", weight[e]
     else:

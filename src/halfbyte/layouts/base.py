@@ -97,6 +97,9 @@ class Layout(ABC):
                    a format of its own
     container      the kind of file that holds its tensors: "safetensors", "gguf", or "halfbyte" for
                    halfbyte's own
+    engine         the one engine that its files are for, which multiplies packed embeddings and
+                   heads, and each projection of an expert on its own; "" where several read them
+    splits_stacks  conversions write a stack of experts as one matrix for each
     config_reader  the class that reads its producer's quantization config, None without one
     required       suffixes that are always there
     optional       suffixes that belong to the weight when they are there; all others (`bias`) stay
@@ -117,6 +120,8 @@ class Layout(ABC):
     producers: ClassVar[tuple[str, ...]] = ()
     holds: ClassVar[Holds | None] = None
     container: ClassVar[str] = "safetensors"
+    engine: ClassVar[str] = ""
+    splits_stacks: ClassVar[bool] = False
     config_reader: ClassVar[type[ConfigReader] | None] = None
     required: ClassVar[tuple[str, ...]]
     optional: ClassVar[tuple[str, ...]] = ()

@@ -211,6 +211,7 @@ class GPTQ(Layout):
         tuple(f"{sign}int{b}" for b in (4, 8, 2, 3, 5, 6, 7) for sign in ("", "u")),
         "matrices with one float scale a group; 5 to 7 bits in whole 32s of inputs and outputs; v1 has no zero point 0",
     )
+    splits_stacks = True
     config_reader = GPTQConfig
     required = ("qweight", "qzeros", "scales")
     optional = ("g_idx",)

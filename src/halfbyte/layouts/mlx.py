@@ -109,6 +109,7 @@ class MLX(Layout):
         levels=("none", "amax"),
         wider=(2, 3, 4, 5, 6, 8),
     )
+    engine = "mlx-lm"
     config_reader = MLXConfig
     required = ("weight", "scales")
     optional: ClassVar[tuple[str, ...]] = ("biases", "global_scale")

@@ -139,6 +139,7 @@ class AWQGemm(Layout):
     aliases: ClassVar[dict[str, dict[str, Any]]] = {"awq": {}}
     producers = ("autoawq",)
     holds = Holds(("int4", "uint4", "int8", "uint8"), "matrices with one float scale a group and outputs that fill whole words")
+    splits_stacks = True
     config_reader = AWQConfig
     required = ("qweight", "qzeros", "scales")
     parts: ClassVar[dict[str, str]] = {"qweight": "codes", "qzeros": "zeros"}

@@ -53,6 +53,7 @@ class GGUF(Layout):
         wider=(4, 5, 8),
     )
     container = "gguf"
+    engine = "llama.cpp"
     required: ClassVar[tuple[str, ...]] = ("weight",)
     optional: ClassVar[tuple[str, ...]] = ("scale",)
     parts: ClassVar[dict[str, str]] = {"weight": "codes", "scale": "global_scale"}
