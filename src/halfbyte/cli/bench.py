@@ -67,17 +67,17 @@ def bench(
     peers: Annotated[
         str,
         typer.Option(
-            help="Peers beside: onnxruntime, openvino, torch, mlx, llama.cpp, or full names; '' for none. On cuda: all installed."
+            help="Compared with: onnxruntime, openvino, torch, mlx, llama.cpp, or full names; '' for none. On cuda: all installed."
         ),
     ] = "onnxruntime,torch,llama.cpp",
     activations: Annotated[
-        str, typer.Option(help="exact, int8 and, on cuda, fp8, with commas between; there exact alone if not given.")
+        str, typer.Option(help="exact, int8, and fp8 on cuda; with commas between. On cuda exact alone by default.")
     ] = "exact,int8",
     threads: Annotated[int, typer.Option(min=1, help="Threads of every contender.")] = 1,
     backend: Annotated[str, typer.Option(help="cpu or reference.")] = "cpu",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds over all weights.")] = 3,
-    seconds: Annotated[float, typer.Option(min=0, help="Rounds go on for so long, a shape and m.")] = 0,
-    clock: Annotated[str, typer.Option(help="wall, or processor where other programs run beside.")] = "wall",
+    seconds: Annotated[float, typer.Option(min=0, help="Seconds that rounds last at least, for each shape and m.")] = 0,
+    clock: Annotated[str, typer.Option(help="wall time, or processor time where other programs run too.")] = "wall",
     sweep: Annotated[bool, typer.Option("--sweep", help="Where each schedule wins: small k, wide n, many groups, m.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that compile kernels on cuda before anything is timed.")] = 8,
     plot: Annotated[str, typer.Option(help="Write the roofline there (PNG, SVG or PDF by the suffix).")] = "",

@@ -28,7 +28,7 @@ A line that ends with a backslash goes on in the next; lines between two lines o
 def chat(
     path: Annotated[Path, typer.Argument(help="A checkpoint of a model that was made for conversation.")],
     system: Annotated[str, typer.Option(help="A system message.")] = "",
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="At most so many tokens a reply.")] = 512,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens of a reply.")] = 512,
     temperature: Temperature = 0.8,
     top_k: TopK = 40,
     top_p: TopP = 0.95,

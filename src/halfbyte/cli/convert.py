@@ -50,10 +50,10 @@ def convert(
 ) -> int:
     """Move packed weights to another layout, with the same values.
 
-    An edge is exact, exact on these very bits, or equal in the target's own arithmetic; weights
-    without one are refused, all of them named with the error they would have, unless --lossy is
-    given. Streams; an interrupted run is resumed where it stopped. Exit status: 0 done, 1 a plan
-    with lossy edges, 2 refused or failed.
+    Each weight is kept exactly, exactly by a condition that its values meet, or equal in the
+    target's own arithmetic. Weights that cannot be are refused, all of them named with the error
+    they would have, unless --lossy is given. Streams; an interrupted run is resumed where it
+    stopped. Exit status: 0 done, 1 a plan with lossy edges, 2 refused or failed.
     """
     from ..conversion import LossyError, convert_checkpoint
     from ..conversion.targets import layouts_in_words

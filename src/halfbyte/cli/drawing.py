@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; above 0 draws one.")]
-TopK = Annotated[int, typer.Option(help="Draw among the so many likeliest tokens; 0 is all.")]
+TopK = Annotated[int, typer.Option(help="Draw among this many of the likeliest tokens; 0 for all.")]
 TopP = Annotated[float, typer.Option(help="Draw among the fewest tokens whose probabilities reach this.")]
 Seed = Annotated[int, typer.Option(help="Seed of the draws.")]
 MinP = Annotated[float, typer.Option("--min-p", help="Least probability, relative to the likeliest token's.")]

@@ -20,7 +20,7 @@ def generate(
     prompt: Annotated[
         list[str], typer.Option("--prompt", "-p", help="The text to continue; - reads it from standard input. Several at once.")
     ],
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="At most so many new tokens.")] = 128,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most new tokens.")] = 128,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,

@@ -16,13 +16,13 @@ from .terminal import Column, human_bytes, print_json, print_table, printable
 def plan(
     path: Annotated[Path, typer.Argument(help="A checkpoint, or a folder with the config.json of one.")],
     context: Annotated[int, typer.Option(help="Tokens of prompt and answer together.")] = 4096,
-    batch: Annotated[int, typer.Option(help="Texts at once.")] = 1,
-    device_memory: Annotated[str | None, typer.Option(help="24GB, 16GiB: what there is.")] = None,
+    batch: Annotated[int, typer.Option(help="Texts generated at once.")] = 1,
+    device_memory: Annotated[str | None, typer.Option(help="Memory of the device: 24GB, 16GiB.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda; cuda when --device-memory is given.")] = "",
     dtype: Annotated[
-        str | None, typer.Option(help="Of activations and dense tensors: float32 on the CPU, bfloat16 else.")
+        str | None, typer.Option(help="Dtype of activations and dense tensors; by default float32 on the CPU, else bfloat16.")
     ] = None,
-    codec: Annotated[str | None, typer.Option(help="As if its matrices were in this codec (int4:g128).")] = None,
+    codec: Annotated[str | None, typer.Option(help="Plan as if its matrices were in this codec (int4:g128).")] = None,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON record.")] = False,

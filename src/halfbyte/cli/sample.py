@@ -17,7 +17,7 @@ def sample(
     path: Annotated[Path, typer.Argument(help="A checkpoint of a language model, dense or packed: folder or .gguf.")],
     out: Annotated[Path, typer.Argument(help="Text file to write, *.txt.")],
     sequences: Annotated[int, typer.Option(min=1, help="Sequences to draw.")] = 64,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each.")] = 512,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each sequence.")] = 512,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
     activations: ActivationsOption = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`; without it the best that serves.")] = None,

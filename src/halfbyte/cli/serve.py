@@ -19,9 +19,7 @@ def serve(
     path: Annotated[Path, typer.Argument(help="A checkpoint: folder, .safetensors or .gguf.")],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "localhost",
     port: Annotated[int, typer.Option(help="Port to listen at.")] = 8000,
-    name: Annotated[
-        str | None, typer.Option(help="What requests call the model; its file's or folder's name without it.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name in requests; by default that of its file or folder.")] = None,
     max_prompt: Annotated[int, typer.Option(min=1, help="Most tokens of a prompt; the model's context if that is less.")] = 8192,
     chat_template: ChatTemplate = None,
     batching: Annotated[

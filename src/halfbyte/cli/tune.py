@@ -24,8 +24,8 @@ def tune(
     jobs: Annotated[int, typer.Option(min=1, help="Processes that compile.")] = 8,
     json: Annotated[bool, typer.Option("--json", help="A JSON line a measurement.")] = False,
 ) -> int:
-    """Find the fastest tiles on this NVIDIA GPU; calls read them from then on, nothing is searched
-    for while a program runs.
+    """Find the fastest tiles on this NVIDIA GPU and write them where later calls read them; no call
+    searches by itself.
     """
     from ..backends import backend_named
 
