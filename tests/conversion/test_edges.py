@@ -498,7 +498,7 @@ def test_the_refusal_names_the_weight_its_error_and_what_would_be_exact():
     ("to", "text"),
     [
         ("gtpq", "'gtpq' is not a layout; nearest: gptq"),
-        ("zzzz", "'zzzz' is not a layout; known: "),
+        ("zzzz", "'zzzz' is not a layout; checkpoints are written as gptq, "),
         ("safetensors", "'safetensors' is not a layout of packed weights; `halfbyte dequantize` writes dense ones"),
         ("q4_K", "'q4_K' is a codec; a target is spelled layout[:codec[:gN]], for example gguf:q4_K"),
         ("gptq:int4:128", "group '128' of target 'gptq:int4:128'; it is spelled gN"),

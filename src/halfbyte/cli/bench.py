@@ -67,7 +67,7 @@ def bench(
     peers: Annotated[
         str,
         typer.Option(
-            help="Compared with: onnxruntime, openvino, torch, mlx, llama.cpp, or full names; '' for none. On cuda: all installed."
+            help="Compared with: onnxruntime, openvino, torch, mlx, llama.cpp, or full names; '' for none. cuda: all installed."
         ),
     ] = "onnxruntime,torch,llama.cpp",
     activations: Annotated[
