@@ -16,7 +16,7 @@ import pytest
 import halfbyte as hb
 from halfbyte.checkpoints import engines
 from halfbyte.checkpoints.base import TensorInfo
-from halfbyte.checkpoints.engines import ENGINES, OBSERVED, READS, RULES, TARGETS, VERDICTS, parse_engine, predictions
+from halfbyte.checkpoints.engines import ENGINES, OBSERVED, READS, RULES, TARGETS, VERDICTS, Rule, parse_engine, predictions
 from halfbyte.cli import main
 from halfbyte.errors import CheckpointError
 from halfbyte.formats import format_named
@@ -636,3 +636,16 @@ def test_the_repair_names_its_output_after_the_model(path, where, source, out):
     checkpoint.remote = SimpleNamespace(where=where) if where else None
     repairs = {p.repair for p in predictions(checkpoint, "vllm==0.11") if p.repair}
     assert repairs == {f"halfbyte convert {source} {out} --to gptq-v1 --plan"}
+
+
+def test_the_weights_of_the_worst_verdict_are_counted(monkeypatch):
+    checkpoint = Stub("gptq", bits="int4:g32")
+    monkeypatch.setattr(checkpoint, "infos", lambda: [replace(checkpoint.weight, key=key) for key in "abc"])
+    rules = [
+        Rule("vllm", ("gptq",), "wrong", "one", OBSERVED, lambda f: f.info.key == "a"),
+        *(Rule("vllm", ("gptq",), "refused", why, OBSERVED, lambda f: f.info.key != "a") for why in ("two", "three")),
+    ]
+    monkeypatch.setattr(engines, "RULES", rules)
+    found = predictions(checkpoint, "vllm")
+    assert (found[0].key, found[0].verdict, found[0].reason) == ("", "refused", "2 weights, see below")
+    assert [(p.key, p.verdict) for p in found[1:]] == [(key, "refused") for key in "bbcc"] + [("a", "wrong")]
