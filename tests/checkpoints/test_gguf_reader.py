@@ -194,7 +194,7 @@ def test_findings(tmp_path):
     gap = [f32("a", np.ones(8)), Tensor("b", (8,), F32, bytes(32), offset=64)]
     cases = {
         "tied-head-twice": GGUF(tensors=tied), "unread-weight": GGUF(tensors=wrong_scale), "no-architecture": GGUF(pairs=[]),
-        "unclaimed-bytes": GGUF(tensors=[f32("a", np.ones(8))], tail=bytes(100)),
+        "unknown-tensor": GGUF(tensors=[f32("a", np.ones(8))], tail=bytes(100)),
     }  # fmt: skip
     for code, file in cases.items():
         assert [f.code for f in GGUFCheckpoint(write(tmp_path / "x.gguf", file)).findings()] == [code]
@@ -202,7 +202,14 @@ def test_findings(tmp_path):
     path = tmp_path / "gap.gguf"
     path.write_bytes(file.bytes()[:-32] + bytes(64))
     [found] = GGUFCheckpoint(path).findings()
-    assert (found.code, found.message) == ("unclaimed-bytes", "32 bytes between tensors belong to none")
+    words = "unknown: 32 bytes between tensors belong to none: the header says less than the file holds"
+    assert (found.code, found.key, found.message) == ("unknown-tensor", "bytes of gap.gguf", words)
+    with pytest.raises(CheckpointError, match=r"bytes of gap\.gguf: unknown \(32 bytes between tensors"):
+        GGUFCheckpoint(path).check("convert")
+    checkpoint = GGUFCheckpoint(path)
+    checkpoint.allowed = ("bytes of *",)
+    with pytest.warns(UserWarning, match="let through unaccounted for: bytes of gap.gguf"):
+        checkpoint.check("convert")
     unread = GGUFCheckpoint(write(tmp_path / "x.gguf", cases["unread-weight"]))
     assert unread.info("w").format is None
     with pytest.raises(ValueError, match=r"w\.scale has shape \[3\]; wanted \[1\]"):

@@ -29,3 +29,15 @@ def test_an_output_that_is_copied_in_place_of_renamed_is_noticed():
     )
     done = subprocess.run([sys.executable, "-c", planted], capture_output=True, text=True, timeout=300)
     assert "the output is neither the old nor the new one" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_reader_that_gives_other_values_is_noticed():
+    planted = (
+        "import sys, halfbyte as hb\n"
+        "right = hb.QTensor.dequantize\n"
+        "hb.QTensor.dequantize = lambda self, *a, **k: right(self, *a, **k) + (self.shape[0] > 40)\n"
+        "from support.second_fuzz import __main__, readers\n"
+        "sys.exit(min(99, __main__.run(60, 0, 2, kinds=(readers.reading,))))"
+    )
+    done = subprocess.run([sys.executable, "-c", planted], capture_output=True, text=True, timeout=300)
+    assert "has other values" in done.stdout, done.stdout + done.stderr

@@ -171,7 +171,6 @@ FIXES: dict[str, str] = {
     "quantized-vector": "",
     "sparse-expanded": "",
     "tied-head-twice": "delete one of the two tensors, or set tie_word_embeddings to what the model was trained with",
-    "unclaimed-bytes": "",
     "unexpected-width": "correct bits and group_size of this module in the quantization config, or the sizes in config.json",
     "unlisted-tensor": "delete the file if it is left over from another checkpoint, else write the tensor into the index",
     "unknown-tensor": "give the config that reads it with --config, delete it if it is left over, or pass --allow-unknown NAME",

@@ -1,8 +1,10 @@
-"""Commands under disturbance: what SECURITY.md promises of outputs, and of files that change.
+"""What SECURITY.md promises of outputs, of files that change and of damaged ones.
 
 The library runs unmodified in a child process (`sandbox.py`) which the parent traces (`tracer.py`):
 a system call fails, is cut, ends the process, or waits while something else happens. `cases.py`
 draws such cases, limits of the process and lost standard streams, and judges what they leave.
+`readers.py` draws checkpoints of seven layouts and GGUF, whole or with one fact that contradicts
+another, whose values it knows.
 
     make fuzz-second SECONDS=600
 

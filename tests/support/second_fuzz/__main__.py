@@ -16,10 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from . import cases, sandbox
+from . import cases, readers, sandbox
 
 
-def run(seconds: float, seed: int, most: int, log: Path | None = None, kinds: tuple[cases.Case, ...] = cases.CASES) -> int:
+def run(
+    seconds: float, seed: int, most: int, log: Path | None = None, kinds: tuple[cases.Case, ...] = (*cases.CASES, readers.reading)
+) -> int:
     """Run cases from `seed` on; the number of those that broke a promise. Problems are JSON lines."""
     sandbox.import_library()
     work = Path(tempfile.mkdtemp(prefix="second-fuzz-"))
@@ -43,7 +45,14 @@ def run(seconds: float, seed: int, most: int, log: Path | None = None, kinds: tu
         shutil.rmtree(folder)
         counts[case.__name__] += 1
         done += 1
-    summary = {"cases": done, "seconds": round(time.monotonic() - begin), "failures": failures, **counts}
+    read = counts["reading"] * readers.BATCH
+    summary = {
+        "cases": done,
+        "checkpoints read": read,
+        "seconds": round(time.monotonic() - begin),
+        "failures": failures,
+        **counts,
+    }
     print(json.dumps(summary), file=out, flush=True)
     shutil.rmtree(work)
     return failures

@@ -199,6 +199,12 @@ class GGUFCheckpoint(Checkpoint):
                 entries.append(Entry("tensor", name, DENSE))
                 continue
             entries.append(sort_tensor(name, dtype, header.shape, owner, tensors))
+        for path, file in self.file.shard_headers:
+            # A shape or the number of tensors says less than was written.
+            for count, where in ((file.gaps, "between tensors"), (file.slack, "after the last tensor")):
+                if count:
+                    why = f"{count} bytes {where} belong to none: the header says less than the file holds"
+                    entries.append(Entry("tensor", f"bytes of {path.name}", UNKNOWN, why=why))
         shapes = {name.removesuffix(".weight"): shape for name, shape in tensors.items()}
         found = self._required(shapes)
         return Ledger(tuple(entries), found) if isinstance(found, str) else Ledger((*entries, *found))
@@ -281,10 +287,6 @@ class GGUFCheckpoint(Checkpoint):
             found.append(Finding(severity, code, key, message))
 
         for path, file in self.file.shard_headers:
-            if file.gaps:
-                add("note", "unclaimed-bytes", path.name, f"{file.gaps} bytes between tensors belong to none")
-            if file.slack:
-                add("note", "unclaimed-bytes", path.name, f"{file.slack} bytes after the last tensor belong to none")
             if file.order == ">":
                 add("note", "big-endian", path.name, "weights are byte-swapped as they are read")
         found += adapter_findings(self.adapter)
