@@ -200,6 +200,41 @@ def test_openmp_s_number_of_threads_is_a_bound():
     assert python(THREADS, OMP_NUM_THREADS="1", HALFBYTE_THREADS="3").stdout == "3\n"
 
 
+FOLLOWED = """
+import numpy as np, torch
+import halfbyte as hb
+from halfbyte.backends import backend_named
+from halfbyte.backends.cpu import native, set_threads
+from halfbyte.torch import QLinear
+q = hb.quantize(np.ones((64, 64), np.float32), "int4:g32")
+x, w, layer = np.ones((64, 64), np.float32), hb.prepare(q, backend="cpu"), QLinear(q)
+calls = (lambda: hb.linear(x, w), lambda: layer(torch.from_numpy(x)), lambda: hb.embedding(np.arange(9), w),
+         lambda: backend_named('cpu').dequantize(w, 'float32'))
+for number in (1, 2, 4096):
+    for call in calls:
+        torch.set_num_threads(3)
+        call()
+        torch.set_num_threads(number)
+        call()
+        print(native().threads(), end=" ")
+set_threads(5)
+hb.linear(x, w)
+print(native().threads(), end=" ")
+set_threads(0)
+torch.set_num_threads(1)
+hb.linear(x, w)
+print(native().threads())
+"""
+
+
+def test_torch_s_number_of_threads_is_a_bound():
+    usable = int(python(THREADS).stdout)
+    wanted = [min(number, usable) for number in (1, 2, 4096) for _ in range(4)]
+    done = python(FOLLOWED)
+    assert [int(n) for n in done.stdout.split()] == [*wanted, 5, 1], done.stderr
+    assert python(FOLLOWED, HALFBYTE_THREADS="3").stdout.split()[:12] == ["3"] * 12
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity masks are Linux'")
 def test_the_affinity_mask_is_a_bound():
     one = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); " + THREADS

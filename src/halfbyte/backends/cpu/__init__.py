@@ -20,6 +20,7 @@ HALFBYTE_THREADS bounds the threads of a call.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import ModuleType
@@ -41,6 +42,18 @@ _SCHEDULES = (None, "fused")
 ACTIVATIONS = ("exact", "int8")
 
 
+class _Threads:
+    """own    a number was asked of halfbyte itself, by HALFBYTE_THREADS or `set_threads`
+    torch  torch's number when it was last looked at, 0 without torch
+    """
+
+    own = False
+    torch = 0
+
+
+_threads = _Threads()
+
+
 @cache
 def _native() -> ModuleType | str:
     """The extension module, or the sentence that says why it is not there."""
@@ -60,6 +73,7 @@ def _native() -> ModuleType | str:
         if not threads.isdigit() or int(threads) < 1:
             raise BackendError(f"[cpu] HALFBYTE_THREADS={threads!r}; allowed: a whole number of threads, 1 or more")
         module.set_threads(int(threads))
+        _threads.own = True
     try:
         module.current()
     except ValueError as problem:
@@ -92,10 +106,24 @@ def use_instruction_set(name: str) -> None:
 
 
 def set_threads(count: int) -> None:
-    """Threads a call uses at most; 0 takes what the affinity mask and the cgroup's quota allow."""
+    """Threads a call uses at most; 0 takes what the affinity mask, the cgroup's quota and
+    `torch.set_num_threads` allow.
+    """
     if count < 0:
         raise BackendError(f"[cpu] {count} threads; allowed: 1 or more, or 0 for all this process may use")
     native().set_threads(count)
+    _threads.own, _threads.torch = count > 0, 0
+
+
+def follow_torch() -> None:
+    """Use no more threads than torch does, where it is loaded: a program limits both by
+    `torch.set_num_threads`, as a data loader does in its workers.
+    """
+    number = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    count = number() if number else 0
+    if count != _threads.torch and not _threads.own:
+        native().set_threads(min(count, native().usable_threads()))
+        _threads.torch = count
 
 
 @cache
@@ -130,6 +158,7 @@ def at_once(x: Any, w: Prepared, bias: Any | None, activations: str) -> Any | No
         if k == 0 or x.dtype not in torch.floats or not fits_storage(x) or (bias is not None and not fits_storage(bias)):
             return None
         # Sizes as arguments: torch takes 1 µs longer to read them from a tuple.
+        follow_torch()
         y = x.new_empty(shape[0], n) if len(shape) == 2 else x.new_empty(*shape[:-1], n)
         w.data.linear(x, bias, activations_named(activations), y)
     except (HalfbyteError, RuntimeError, TypeError, ValueError, KeyError, BufferError):
@@ -150,6 +179,7 @@ class CPUBackend(Backend):
 
     def describe(self) -> str:
         module = native()
+        follow_torch()
         threads = int(module.threads())
         others = [s for s in module.supported() if s != module.current()]
         also = f" (also: {', '.join(others)})" if others else ""
@@ -226,17 +256,20 @@ class CPUBackend(Backend):
         out = np.empty((x.shape[0] if x.ndim else 1, w.shape[0]), x.dtype)
         if bias is not None:
             bias = np.require(bias, np.float32, ["C", "A"])
+        follow_torch()
         w.data.linear(_words(x), bias, activations_named(activations), _words(out))
         return out
 
     def embedding(self, ids: NDArray[Any], w: Prepared, dtype: str) -> NDArray[Any]:
         index = np.require(ids, np.int64, ["C", "A"])
         out = np.empty((index.size, w.shape[1]), DTYPES[dtype])
+        follow_torch()
         native().embedding(w.data.native, index, _words(out))
         return out
 
     def dequantize(self, w: Prepared, dtype: str) -> NDArray[Any]:
         out = np.empty(w.shape, DTYPES[dtype])
+        follow_torch()
         stack = ((w.data, out),) if len(w.shape) == 2 else zip(w.data, out, strict=True)
         for packed, dense in stack:
             native().dequantize(packed.native, _words(dense))
@@ -249,6 +282,7 @@ def _words(a: NDArray[Any]) -> NDArray[Any]:
 
 
 __all__ = [
-    "ACTIVATIONS", "CPUBackend", "activations_named", "aligned_empty", "at_once", "instruction_sets", "native", "set_threads",
+    "ACTIVATIONS", "CPUBackend", "activations_named", "aligned_empty", "at_once", "follow_torch", "instruction_sets",
+    "native", "set_threads",
     "use_instruction_set",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 import torch
 from torch import Tensor
 
-from ...backends.cpu import activations_named, native
+from ...backends.cpu import activations_named, follow_torch, native
 from ...generation.decoder_layer import DecoderLayer, Norm, Product, append_layer, append_norm
 from ...torch.modules import QLinear
 from .kv_cache import SPARE, Growing
@@ -137,6 +137,7 @@ class Step:
         self.x[:] = embedded.view(-1)
         end = self._kept_tokens + self.written + 1
         count = np.minimum(end, self.windows)
+        follow_torch()
         self._operations.run(end - count, count, self.written)
         self.written += 1
         return self.out
