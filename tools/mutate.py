@@ -24,7 +24,8 @@ sources or tests while a sample runs; run long ones in a clone.
 
 A mutant is killed by a test that fails with it alone and passes without it, or that takes 20 times
 its time and 10 seconds more; a file that cannot be imported counts as killed. `--budget` bounds the
-processor seconds of tests against one mutant. Tests that fail or skip while recorded are not used.
+processor seconds of tests against one mutant. Tests that fail or skip while recorded are not used,
+nor those that start another program, which imports the source and not the mutant.
 One JSON line a mutant goes to `--out`; a run continues after the mutants listed there.
 
 Left alone: docstrings and messages, annotations, raised errors, `__repr__`, the arguments of
@@ -49,6 +50,7 @@ import random
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -405,12 +407,19 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self.seen, self.good = {}, True
-        start = time.process_time()
+        start, popen = time.process_time(), subprocess.Popen.__init__
+
+        def started(*args: Any, **kwargs: Any) -> None:
+            self.good = False
+            popen(*args, **kwargs)
+
+        subprocess.Popen.__init__ = started  # type: ignore[method-assign]
         self._watch()
         try:
             return (yield)  # type: ignore[misc]
         finally:
             self._ignore()
+            subprocess.Popen.__init__ = popen  # type: ignore[method-assign]
             if self.good:
                 calls = {recorded_name(name_of(c)) for c in self.seen.values() if c.co_filename.startswith(INSIDE)}
                 self.tests[item.nodeid] = round(time.process_time() - start, 4), sorted(calls)

@@ -280,6 +280,7 @@ def test_scales_of_a_large_model_bring_its_predictions_nearer(tmp_path, monkeypa
     weights; powers of two stay.
     """
     monkeypatch.setattr("halfbyte.calibration.distill.KEPT_IN_MEMORY", 0)
+    monkeypatch.setattr("halfbyte.calibration.distill.LOGITS", 1)  # the sequences of a step one after another
     write_model(tmp_path / "in", "llama", num_hidden_layers=1)
     text = write_text(tmp_path / "text.txt", 1200)
     plain = learned(tmp_path / "in", text, "halfbyte:int4:g32", steps=1)

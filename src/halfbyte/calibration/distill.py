@@ -18,7 +18,7 @@ position among them, which a scale that moves leaves where it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,15 +31,17 @@ from .running import run_layer, without_layers
 from .sources import Source
 from .trainable import TrainableWeight
 
-RATE = 2e-3
+RATE = 1e-3
 """Of Adam, in units of a scale."""
-CODE_RATE = 1e-2
+CODE_RATE = 4e-3
 """Of Adam for the offsets of codes, in codes."""
-BATCH = 4
+BATCH = 16
 """Sequences of a step."""
 WARM = 0.1
 """Share of the steps in which the rate rises, for Adam's first steps follow a gradient's sign."""
 CHECKS = 4
+LOGITS = 1 << 28
+"""Most logits that are computed at once where one sequence has fewer: 1 GiB of float32."""
 KEPT_IN_MEMORY = 1 << 32
 """Bytes of float32 layers that are read once; of larger models they are read in every pass."""
 
@@ -126,8 +128,8 @@ class Distillation:
                 some = sequences[at : at + BATCH]
                 hidden = self._forward(some)[-1]
                 with without_layers(self.source) as run:
-                    for i, last in zip(some, hidden, strict=True):
-                        total += self._kl(run, i, last[None])
+                    for rows in self._rows(len(some)):
+                        total += self._kl(run, some[rows], hidden[rows])
         return float(total) / len(sequences)
 
     def _scales_of(self, number: int) -> list[TrainableWeight]:
@@ -175,8 +177,8 @@ class Distillation:
             states = self._forward(sequences, every=True)
             last = states.pop().requires_grad_()
             with without_layers(self.source) as run:
-                for row, i in enumerate(sequences):
-                    (self._kl(run, i, last[row : row + 1]) / len(sequences)).backward()
+                for rows in self._rows(len(sequences)):
+                    (self._kl(run, sequences[rows], last[rows]) / len(sequences)).backward()
             gradient = last.grad
             for number in reversed(range(len(self.packed))):
                 x = states.pop().requires_grad_()
@@ -190,11 +192,16 @@ class Distillation:
     ) -> None:
         backpropagate(layer, views, values, lambda: run_layer(layer, x, self._arguments[number]).backward(gradient))
 
-    def _kl(self, run: Callable[[list[int], Tensor], Tensor], sequence: int, hidden: Tensor) -> Tensor:
-        """Divergence on one sequence, a tensor."""
-        ids = self.ids[sequence]
+    def _rows(self, count: int) -> Iterator[slice]:
+        """Rows of a batch of `count` sequences whose logits are computed together."""
+        size = max(1, LOGITS // (len(self.ids[0]) * self.source.model.config.get_text_config().vocab_size))
+        return (slice(at, at + size) for at in range(0, count, size))
+
+    def _kl(self, run: Callable[[Sequence[list[int]], Tensor], Tensor], sequences: Sequence[int], hidden: Tensor) -> Tensor:
+        """The sum over some sequences of the mean divergence of each, a tensor."""
+        ids = [self.ids[i] for i in sequences]
         with torch.no_grad():
-            p = torch.log_softmax(run(ids, self.targets[sequence])[0].float(), -1)
-        q = torch.log_softmax(run(ids, hidden)[0].float(), -1)
-        total: Tensor = (p.exp() * (p - q)).sum(-1).mean()
+            p = torch.log_softmax(run(ids, torch.cat([self.targets[i] for i in sequences])).float(), -1)
+        q = torch.log_softmax(run(ids, hidden).float(), -1)
+        total: Tensor = (p.exp() * (p - q)).sum(-1).mean(-1).sum()
         return total

@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,8 +61,10 @@ def run_layer(layer: nn.Module, hidden: Tensor, arguments: tuple[Any, dict[str, 
 
 
 @contextmanager
-def without_layers(source: Source) -> Iterator[Callable[[list[int], Tensor], Tensor]]:
-    """A function that gives the logits for the hidden states behind the last layer."""
+def without_layers(source: Source) -> Iterator[Callable[[Sequence[list[int]], Tensor], Tensor]]:
+    """A function that gives the logits of some sequences of one length, [sequences, tokens,
+    vocabulary], for their hidden states behind the last layer, [sequences, tokens, d].
+    """
     layers = source.model.get_submodule(source.prefix)
     real = list(layers)
     given: list[Tensor] = []
@@ -80,9 +82,9 @@ def without_layers(source: Source) -> Iterator[Callable[[list[int], Tensor], Ten
     for i, layer in enumerate(real):
         layers[i] = Last(layer)
 
-    def run(sequence: list[int], hidden: Tensor) -> Tensor:
+    def run(sequences: Sequence[list[int]], hidden: Tensor) -> Tensor:
         given[:] = [hidden]
-        logits: Tensor = source.model(input_ids=torch.tensor([sequence], device=hidden.device), use_cache=False).logits
+        logits: Tensor = source.model(input_ids=torch.tensor(sequences, device=hidden.device), use_cache=False).logits
         return logits
 
     try:
