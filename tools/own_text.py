@@ -1,7 +1,7 @@
 """Text that a model draws itself, for calibration: each token from the model's own distribution at
 temperature 1, from its first token on, end tokens left out.
 
-    python tools/own_text.py gemma-3-270m-q4_k_m.gguf --sequences 4096 --seed 0 --device cuda --out own.0.txt
+    python tools/own_text.py gemma-3-270m-q4_k_m.gguf --sequences 4096 --device cuda --out own.0.txt
 
 One text, the sequences one after another with a blank line between them.
 """
@@ -11,10 +11,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from transformers import GenerationConfig
-
 import torch
 from halfbyte.transformers import load_model
+from transformers import GenerationConfig
 
 
 def main() -> None:

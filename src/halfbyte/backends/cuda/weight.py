@@ -242,10 +242,10 @@ def tensor_of(array: NDArray[Any], device: Any) -> Any:
     import torch
 
     array = np.ascontiguousarray(array)
-    if array.dtype == bfloat16:
-        return torch.from_numpy(array.view(np.int16)).to(device).view(torch.bfloat16)
     if not array.flags.writeable:
         array = array.copy()  # torch warns about read-only (memory-mapped) arrays
+    if array.dtype == bfloat16:
+        return torch.from_numpy(array.view(np.int16)).to(device).view(torch.bfloat16)
     return torch.from_numpy(array).to(device)
 
 
