@@ -120,6 +120,7 @@ def test_what_is_allowed_by_name_is_let_through_with_a_warning() -> None:
         ("lora_A.default.weight", False), ("lora_magnitude_vector", False),
         ("parametrizations.weight.original0", False), ("smooth_scale", False), ("weight_g", False),
         ("rotation", False), ("zero_points", False), ("adapter.down.weight", False),
+        ("adapter.down", False),
     ],
 )  # fmt: skip
 def test_what_lies_beside_or_below_a_dense_matrix_is_its_bias_or_is_unknown(name, known) -> None:
@@ -136,5 +137,22 @@ def test_what_a_layout_calls_harmless_is_no_weight_to_any_command() -> None:
     assert {name for name in named if name.startswith(("input_", "activation_"))} <= set(ACTIVATION_SCALES)
 
 
-def test_a_tensor_whose_name_is_a_modules_own_path_belongs_to_no_matrix() -> None:
-    assert sort_tensor("m.x", "float16", (4,), "", {"m.x.weight": (4, 4), "m.x": (4,)}).status != UNKNOWN
+@pytest.mark.parametrize("matrix", ["m.x.weight", "weight"])
+def test_a_tensor_named_as_a_module_and_one_beside_no_module_belong_to_no_matrix(matrix: str) -> None:
+    assert sort_tensor("m.x", "float16", (4,), "", {matrix: (4, 4), "m.x": (4,)}).status != UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("name", "matrix", "unknown"),
+    [
+        ("m.q_input.weight", "m.q.weight", True),  # a transform's matrix
+        ("m.q_other.weight", "m.q.weight", False),
+        ("m.y.weight", "m.y", False),
+        ("m.gate_up_proj_scale", "m.gate_up_proj", True),
+        ("m.gate_up_proj_scale", "m.gate_up_proj.weight", True),
+        ("m.gate_up_proj_blocks", "m.gate_up_proj", True),
+        ("m.gate_up_proj_scale", "m.down_proj", False),
+    ],
+)
+def test_a_name_that_ends_as_scales_and_transforms_do_is_of_the_matrix_before_its_ending(name, matrix, unknown) -> None:
+    assert (sort_tensor(name, "float16", (4,), "", {matrix: (4, 4), name: (4,)}).status == UNKNOWN) == unknown
