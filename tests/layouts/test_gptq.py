@@ -330,3 +330,17 @@ def test_a_dynamic_rule_is_an_object_or_null() -> None:
     assert [None if p is None else p["bits"] for p in found] == [4, 8, None]
     with pytest.raises(CheckpointError, match=r"c: dynamic rule '\+:x' is 8; wanted an object"):
         read_config({**base, "dynamic": {"+:x": 8}}, "c")
+
+
+@pytest.mark.parametrize(
+    ("stated", "read"),
+    [
+        ({"format": "gptq_v2"}, "gptq_v2"),
+        ({"format": "gptq_v2", "checkpoint_format": "gptq"}, "gptq"),
+        ({"format": "safetensors"}, None),
+        ({}, None),
+    ],
+)
+def test_an_older_config_calls_the_checkpoint_format_format(stated: dict, read: str | None) -> None:
+    reader = read_config({"quant_method": "gptq", "bits": 4, "group_size": 32, **stated}, "c")
+    assert reader.parameters("layers.0.up_proj").get("checkpoint_format") == read
