@@ -344,3 +344,9 @@ def test_a_dynamic_rule_is_an_object_or_null() -> None:
 def test_an_older_config_calls_the_checkpoint_format_format(stated: dict, read: str | None) -> None:
     reader = read_config({"quant_method": "gptq", "bits": 4, "group_size": 32, **stated}, "c")
     assert reader.parameters("layers.0.up_proj").get("checkpoint_format") == read
+
+
+def test_empty_zero_points_do_not_say_the_width() -> None:
+    tensors = foreign(np.random.default_rng(1), 4, 32, 64, 32)
+    with pytest.raises(LayoutError, match=r"m: bits None; allowed: 2, 3, 4"):
+        GPTQ.describe(headers({**tensors, "qzeros": np.zeros((0, 4), np.int32)}), {**V2, "group_size": 32}, "m")

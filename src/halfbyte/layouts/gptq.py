@@ -233,7 +233,7 @@ class GPTQ(Layout):
             why = f"for the {groups} groups of {label(name, 'scales')}"
             width = require(self.name, tensors, "qzeros", name, (dtype,), (groups, None), why)[1] * itemsize // 4
         bits = integer_of(self.name, config, "bits", name)
-        if bits is None and n and 32 * width % n == 0:
+        if bits is None and n and width and 32 * width % n == 0:
             bits = 32 * width // n
         if bits not in BITS:
             raise LayoutError(
