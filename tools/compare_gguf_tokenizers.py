@@ -1,11 +1,13 @@
 """Compare the tokenizers that halfbyte builds from GGUF headers with llama.cpp's, on random Unicode
 text.
 
-    python tools/compare_gguf_tokenizers.py FOLDER [--strings 20000] [--seed 0] [--only NAME]
+    python tools/compare_gguf_tokenizers.py FOLDER [--strings 20000] [--seed 0] [--only NAME] [--make]
 
 FOLDER holds vocabularies (`ggml-vocab-*.gguf` of llama.cpp's models folder). Needs
 llama-cpp-python. For each file it prints how many strings have other tokens, the first few, which
 characters most of them share, and how many of them have equal tokens after each of `CHANGES`.
+`--make` first writes vocabularies of the kinds that the folder lacks (`MADE`) from random text of
+another seed.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import gguf
 
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.errors import HalfbyteError
@@ -129,8 +133,78 @@ CHANGES: dict[str, Callable[[str], str]] = {
     "with characters that Unicode 14 does not have as 'a'": lambda t: "".join(
         "a" if unicodedata.category(c) == "Cn" else c for c in t
     ),
+    "with U+0130, which lower case makes two characters, as I": lambda t: t.replace("\u0130", "I"),
 }
 """Name -> change of a text after which a known cause of different tokens is gone."""
+
+
+def _substrings(texts: list[str], length: int, count: int) -> list[str]:
+    """The most frequent pieces of two characters up to a length."""
+    found = Counter(t[i : i + n] for t in texts for n in range(2, length + 1) for i in range(len(t) - n + 1))
+    return [piece for piece, _ in found.most_common(count)]
+
+
+def _escaped(token: bytes) -> str:
+    """Bytes as RWKV's vocabularies have them."""
+    try:
+        return "".join(f"\\x{ord(c):02x}" if c < " " else "\\\\" if c == "\\" else c for c in token.decode())
+    except UnicodeDecodeError:
+        return "".join(f"\\x{b:02x}" for b in token)
+
+
+def made_vocabulary(kind: str, texts: list[str]) -> dict[str, list[Any]]:
+    """tokens, types and scores or merges of a vocabulary of frequent pieces of the texts."""
+    pieces = _substrings(texts, 6, 3000)
+    if kind == "rwkv":
+        raw = [p.encode() for p in pieces]
+        cut = [r[: len(r) - 1] for r in raw[::7]]  # tokens that end within a character
+        words = dict.fromkeys([*(bytes([b]) for b in range(256)), *raw, *cut])
+        return {"tokens": ["<s>", *map(_escaped, words)], "types": [3] + [1] * len(words)}
+    if kind == "plamo2":
+        characters = [c for c, _ in Counter("".join(texts)).most_common(400)]
+        words = dict.fromkeys([*characters, *pieces])
+        special = ["<|plamo:unk|>", "<|plamo:bos|>", "<|plamo:eos|>", "<|plamo:pad|>", *(f"<0x{b:02X}>" for b in range(256))]
+        scores = [-3.0 - 0.37 * (i % 41) / len(w) for i, w in enumerate(words)]
+        return {
+            "tokens": [*special, *words],
+            "types": [2, 3, 3, 3, *[6] * 256, *[1] * len(words)],
+            "scores": [0.0] * len(special) + scores,
+        }
+    characters = [c for c, _ in Counter("".join(texts).lower()).most_common(600) if not c.isspace()]
+    words, merges = dict.fromkeys(characters), []
+    for piece in pieces:
+        left, right = piece[:-1], piece[-1]
+        if left in words and right in words and piece not in words:
+            words[piece] = None
+            merges.append(f"{left} {right}")
+    return {"tokens": ["<s>", *words], "types": [3] + [1] * len(words), "merges": merges}
+
+
+MADE = {"rwkv": ("rwkv", False), "plamo2": ("plamo2", False), "whitespace": ("whitespace", False),
+        "whitespace-lowercase": ("whitespace", True)}  # fmt: skip
+"""Name of a file -> (kind, whether it lowers case)."""
+
+
+def make(folder: Path) -> None:
+    """Write the vocabularies of `MADE`."""
+    rng = random.Random(1)
+    texts = [random_text(rng) for _ in range(4000)]
+    for name, (kind, lowers) in MADE.items():
+        made = made_vocabulary(kind, texts)
+        file = gguf.GGUFWriter(str(folder / f"made-{name}.gguf"), "llama")
+        file.add_tokenizer_model(kind)
+        file.add_tokenizer_pre("whitespace" if kind == "whitespace" else "default")
+        file.add_token_list(made["tokens"])
+        file.add_token_types(made["types"])
+        if "scores" in made:
+            file.add_token_scores(made["scores"])
+        if "merges" in made:
+            file.add_token_merges(made["merges"])
+        if lowers:
+            file.add_bool("tokenizer.ggml.normalizer.lowercase", True)
+        file.write_header_to_file()
+        file.write_kv_data_to_file()
+        file.close()
 
 
 def main() -> None:
@@ -142,7 +216,10 @@ def main() -> None:
     parser.add_argument("--strings", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="")
+    parser.add_argument("--make", action="store_true")
     args = parser.parse_args()
+    if args.make:
+        make(args.folder)
     for path in sorted(args.folder.glob("*.gguf")):
         if args.only not in path.name:
             continue

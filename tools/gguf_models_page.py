@@ -37,6 +37,25 @@ VOCABULARIES = {
 """What each kind that is read is."""
 
 
+DIFFERENCES = """## Where programs differ
+
+- `hy_v4`: the checkpoint has rotated channels in pairs. llama.cpp, vLLM and SGLang rotate pairs;
+  transformers' class rotates halves, of rows that it only renames, and so is another model there.
+  The file is read as its original: rows are put into the order of halves.
+- `dots3note`: past `attention.indexer.top_k` tokens (2,048) an indexer chooses which are attended
+  to. llama.cpp rotates halves of its channels, transformers pairs of the same rows, and a third
+  program the last channels; the authors' own code was not at hand. The file is read as llama.cpp
+  reads it, by the order of the rows. Up to that length all agree.
+- `qwen4exp`: of a text longer than `attention.indexer.top_k` tokens transformers attends to whole
+  chosen blocks and the unfinished one; llama.cpp to as many tokens as an unfinished block may have
+  at most, which can be some of one block more. Here it is as in transformers.
+- `hrm_text`: instructions are read causally, as in llama.cpp; transformers reads them in both
+  directions only where a caller marks them by token types.
+- `phimoe`, `gemma3n`, `qwen2vl`, `t5`, `mimo2`: benchmarks/gguf.md.
+"""
+"""What a reader of two programs' logits needs to know."""
+
+
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """A Markdown table."""
     lines = [head, tuple("---" for _ in head), *rows]
@@ -70,6 +89,7 @@ def page() -> str:
             "files and from quantized ones: benchmarks/gguf.md. A `llama` file with experts becomes `mixtral`.",
             f"The class of `{OWN_MODEL}` is halfbyte's own, for transformers has none.\n",
             table(("GGUF", "transformers"), architectures),
+            DIFFERENCES,
             "## Architectures that do not\n",
             table(("GGUF", "why"), grouped(UNREAD)),
             "## Vocabularies\n",

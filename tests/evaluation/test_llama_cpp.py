@@ -7,12 +7,14 @@ from __future__ import annotations
 import json
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import torch
 from halfbyte.cli import main
+from halfbyte.evaluation.llama_cpp import _greedy
 from support.gguf_families import family_model, write_family
 from support.gguf_writer import GGUF
 
@@ -83,12 +85,46 @@ def test_the_figures_are_those_of_the_other_logits(model_file, capsys, monkeypat
         assert record["llama_cpp_perplexity"] == record["perplexity"]
         assert (record["tokens_differ_at"], record["agreement"], record["kl_mean"]) == (None, 1.0, 0.0)
         assert record["greedy_equal"] == record["greedy_tokens"] == 32
+        assert (record["greedy_ties"], record["gap_error"]) == (0, None)
     else:  # llama.cpp is certain of token 7: KL = −ln q(7)
         assert record["tokens_differ_at"] > 30
         assert record["kl_mean"] > 1
         assert record["agreement"] < 0.5
         assert record["greedy_equal"] < 32
+        # Its weights are dense: nothing is rounded, so no gap is small enough to be a tie.
+        assert (record["greedy_ties"], record["gap_error"]) == (0, 0.0)
         assert record["llama_cpp_perplexity"] > 1e6
+
+
+def test_a_gap_that_rounding_closes_is_a_tie():
+    """Rounded activations change the gap of the two likeliest by 0.2 at every place: a token that
+    lies 0.5 below ours is a tie, one that lies 2 below is not.
+    """
+
+    def model(second: float) -> Any:
+        def forward(input_ids: torch.Tensor, use_cache: bool, logits_to_keep: int = 0, **_: object) -> Any:
+            rows = torch.zeros(1, input_ids.shape[1], 6)
+            rows[..., 1], rows[..., 2], rows[..., 3] = 2.0, second, 1.5
+            return SimpleNamespace(logits=rows[:, -logits_to_keep:], past_key_values=None)
+
+        forward.get_input_embeddings = lambda: SimpleNamespace(weight=torch.zeros(1))  # type: ignore[attr-defined]
+        return forward
+
+    class Llama:
+        def __init__(self, best: list[int]) -> None:
+            self.best = best
+
+        def reset(self) -> None: ...
+
+        def eval(self, ids: list[int]) -> None:
+            self.scores = np.eye(6, dtype=np.float32)[[0] * (len(ids) - 32) + self.best]
+
+    equal = [1] * 32
+    for best, want in ((equal, (32, 0)), ([3, *equal[1:]], (31, 1)), ([3, 4, 3, *equal[3:]], (29, 2))):
+        found = _greedy(model(1.75), Llama(best), [0, 0, 0], lambda: model(1.95))
+        assert found[:2] == want
+        assert found[2] == (None if best == equal else pytest.approx(3 * 0.2))
+    assert _greedy(model(1.75), Llama([3, *equal[1:]]), [0, 0, 0], None) == (31, 0, None)
 
 
 @pytest.mark.parametrize(

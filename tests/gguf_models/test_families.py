@@ -25,7 +25,7 @@ from support import gguf_families
 from support.gguf_families import FAMILIES, IDS, architecture, family_model, write_family
 from support.gguf_models import MODELS
 from support.gguf_writer import GGUF
-from support.llama_cpp_logits import llama_cpp_logits, recorded
+from support.llama_cpp_logits import FLASH, llama_cpp_logits, recorded
 from support.llama_cpp_rounding import dense_copy, rounded
 
 
@@ -119,6 +119,12 @@ def test_a_text_ends_at_every_token_the_file_names(tmp_path, monkeypatch):
         "laguna",
         "granite_swa:moe",
         "minicpm3",
+        "hrm_text",
+        "dots3note",
+        "deepseek4",
+        "minimax-m3:blocks",
+        "qwen4exp",
+        "qwen4exp:blocks",
     ],
 )
 def test_cached_steps_choose_the_tokens_of_whole_passes(tmp_path, case):
@@ -197,6 +203,23 @@ def test_a_larger_baichuan_is_refused(tmp_path, monkeypatch):
             "with a stretched rotation",
         ),
         ("hy_v4", ("swiglu_clamp_exp", "array[float32]", [0.5, 0.5, 0.7]), "whose experts are limited to .* takes one limit"),
+        ("hrm_text", ("attention.head_count_kv", "uint32", 2), "whose keys have fewer heads than queries"),
+        ("deepseek4", ("expert_gating_func", "uint32", 2), "that scores experts by function 2; 4 .sqrtsoftplus. is read"),
+        ("deepseek4", ("expert_weights_norm", "bool", 0), "whose weights of experts do not add up to one"),
+        ("deepseek4", ("expert_shared_count", "uint32", 2), "with 2 shared experts"),
+        ("deepseek4", ("swiglu_clamp_shexp", "array[float32]", [0.5, 0.5, 0.5, 0.7]), "whose experts are limited to"),
+        ("deepseek4", ("attention.compress_ratios", "array[int32]", [0, 4, 64, 4]), r"that compresses \[64\] tokens into one"),
+        (
+            "dots3note",
+            [("rope.scaling.type", "string", "linear"), ("rope.scaling.factor", "float32", 4.0)],
+            "with a stretched rotation",
+        ),
+        ("dots3note", ("attention.head_count", "array[int32]", [4, 2, 2]), r"whose global layers have \[2, 4\] heads"),
+        ("dots3note", ("expert_weights_norm", "bool", 0), "whose weights of experts do not add up to one"),
+        ("minimax-m3", ("attention.indexer.head_count", "uint32", 1), "whose indexer has 1 heads and keys 2"),
+        ("minimax-m3", ("expert_shared_count", "uint32", 2), "with 2 shared experts"),
+        ("qwen4exp", ("attention.compress_ratios", "array[int32]", [0, 0]), r"choose among blocks of \[0\] tokens"),
+        ("qwen4exp", ("ple.layers", "array[int32]", [0, 1]), r"with embeddings of several tokens in layers \[0, 1\]"),
         ("dbrx", ("attention.layer_norm_epsilon", "float32", 1e-6), "whose norms' epsilon is 1e-06; .* has 1e-5"),
     ],
 )
@@ -232,7 +255,7 @@ def test_llama_cpp_reads_the_same_model(tmp_path, arch):
     llama_cpp = pytest.importorskip("llama_cpp")
     path = write_family(tmp_path / "f32.gguf", arch, family_model(arch, 256))
     task = architecture(arch).task
-    theirs = llama_cpp_logits(path, task)
+    theirs = llama_cpp_logits(path, task, arch in FLASH)
     read = load_model(path)[0]
     unrounded = {"f32": error(logits(read), theirs)}
     errors = {"f32": error(as_llama_cpp(arch, read, {}), theirs)}
@@ -245,7 +268,7 @@ def test_llama_cpp_reads_the_same_model(tmp_path, arch):
         assert packed_modules(read)
         types = dense_copy(packed, tmp_path / f"{name}-dense.gguf")
         dense = load_model(tmp_path / f"{name}-dense.gguf")[0]
-        ours, theirs = logits(read), llama_cpp_logits(packed, task)
+        ours, theirs = logits(read), llama_cpp_logits(packed, task, arch in FLASH)
         assert error(ours, logits(dense)) <= 1e-9
         assert unequal_choices(ours, theirs) == 0
         unrounded[name] = error(ours, theirs)

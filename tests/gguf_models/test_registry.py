@@ -4,6 +4,7 @@ and of the page agree.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -81,18 +82,30 @@ def test_inspect_says_what_cannot_run(tmp_path, pairs, why):
         ]
 
 
+NAMES = json.loads((ROOT / "tests" / "data" / "llama_cpp_names.json").read_text("utf-8"))
+"""llama.cpp's own names (llama-cpp-python 0.3.36)."""
+
+
+def test_every_name_of_llama_cpp_is_read_or_has_a_reason():
+    """In the library's tables, and so on the page, which lists them all."""
+    assert set(NAMES["architectures"]) == READ | set(UNREAD)
+    assert set(NAMES["pre_tokenizers"]) <= set(PRE_TOKENIZERS)
+    assert set(NAMES["vocabularies"]) <= set(VOCABULARIES) | set(UNREAD_VOCABULARIES)
+    page = (ROOT / "docs" / "gguf-models.md").read_text("utf-8")
+    assert [name for kind in NAMES.values() for name in kind if f"`{name}`" not in page] == []
+
+
 @pytest.mark.ecosystem("llama-cpp-python")
 @pytest.mark.skipif("HALFBYTE_LLAMA_CPP" not in os.environ, reason="HALFBYTE_LLAMA_CPP names no llama.cpp source folder")
-def test_every_name_of_llama_cpp_is_read_or_has_a_reason():
+def test_the_names_are_those_of_llama_cpps_source():
     source = Path(os.environ["HALFBYTE_LLAMA_CPP"]) / "src"
-    architectures = set(re.findall(r'\{ LLM_ARCH_\w+,\s*"([^"]+)"', (source / "llama-arch.cpp").read_text()))
-    assert len(architectures) > 140
-    assert architectures - {"(unknown)"} == READ | set(UNREAD)
-    vocabulary = (source / "llama-vocab.cpp").read_text()
-    pre = set(re.findall(r'tokenizer_pre == "([^"]+)"', vocabulary))
-    assert pre <= set(PRE_TOKENIZERS)
-    kinds = set(re.findall(r'tokenizer_model == "([^"]+)"', vocabulary)) - {"test"}
-    assert kinds == set(VOCABULARIES) | set(UNREAD_VOCABULARIES)
+    vocabulary = (source / "llama-vocab.cpp").read_text("utf-8")
+    found = {
+        "architectures": set(re.findall(r'\{ LLM_ARCH_\w+,\s*"([^"]+)"', (source / "llama-arch.cpp").read_text("utf-8"))),
+        "pre_tokenizers": set(re.findall(r'tokenizer_pre == "([^"]+)"', vocabulary)),
+        "vocabularies": set(re.findall(r'tokenizer_model == "([^"]+)"', vocabulary)),
+    }
+    assert {kind: sorted(names - {"(unknown)", "test"}) for kind, names in found.items()} == NAMES
 
 
 def settings(arch: str, *stated: tuple[str, str, object], **more: int) -> dict:

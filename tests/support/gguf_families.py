@@ -21,12 +21,14 @@ from halfbyte.gguf_models.architecture import DBRX_EXPERTS, EXPERTS, PARAMETER, 
 from halfbyte.gguf_models.architectures import ARCHITECTURES, MISTRAL
 from halfbyte.gguf_models.classic import FALCON_40B
 from halfbyte.gguf_models.config import register
+from halfbyte.gguf_models.cycles import hrm_text
 from halfbyte.gguf_models.encoders import T5_PLAIN, T5_PLAIN_ENCODER
 from halfbyte.gguf_models.latent import DEEPSEEK_V2
 from halfbyte.gguf_models.mixtures import COHERE2_MOE_RMS, GRANITE_MOE_SWA
 from halfbyte.gguf_models.recurrent import FALCON_MAMBA
+from halfbyte.gguf_models.streams import qwen4
 from halfbyte.transformers.build import POOLED
-from support.gguf_writer import F32, GGUF, Tensor
+from support.gguf_writer import F32, GGUF, I32, Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForTextEncoding
 
 Family = tuple[dict[str, Any], list[tuple[str, str, Any]]]
@@ -403,6 +405,129 @@ def dbrx(hidden: int) -> Family:
     return config, [*EXPERT_KEYS, ("attention.clamp_kqv", "float32", 1.5)]
 
 
+def deepseek4(hidden: int) -> Family:
+    """Layers with a window alone, with keys of four tokens of which two are chosen, and with keys of
+    128, which the text has none of. Experts of the first layer go by the token.
+    """
+    width, index = (32 if hidden == 64 else hidden), max(64, hidden // 2)
+    base = {"partial_rotary_factor": 0.5}
+    config = UNTIED | {
+        "num_hidden_layers": 4, "num_key_value_heads": 1, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": width, "q_lora_rank": hidden, "o_groups": 2, "o_lora_rank": hidden // 4, "swiglu_limit": 0.5,
+        "sliding_window": 4, "index_n_heads": 16, "index_head_dim": index, "index_topk": 2, "hc_mult": 4, "hc_eps": 1e-3,
+        "hc_sinkhorn_iters": 3, "routed_scaling_factor": 1.5, "num_nextn_predict_layers": 0, "partial_rotary_factor": 0.5,
+        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
+                        "compressed_sparse_attention"],
+        "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
+        "rope_parameters": {
+            "main": {"rope_type": "default", "rope_theta": 5e4} | base,
+            "compress": YARN | {"rope_theta": 2e4, "attention_factor": 1.0} | base,
+        },
+    }  # fmt: skip
+    sizes = {
+        "expert_feed_forward_length": width, "expert_shared_count": 1, "expert_gating_func": 4, "attention.q_lora_rank": hidden,
+        "attention.sliding_window": 4, "attention.output_group_count": 2, "attention.output_lora_rank": hidden // 4,
+        "attention.indexer.head_count": 16, "attention.indexer.key_length": index, "attention.indexer.top_k": 2,
+        "hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": 3, "hash_layer_count": 1,
+        "rope.dimension_count": hidden // HEADS // 2,
+    }  # fmt: skip
+    keys = [
+        *EXPERT_KEYS, *((k, "uint32", v) for k, v in sizes.items()), *YARN_KEYS, ("expert_weights_scale", "float32", 1.5),
+        ("expert_weights_norm", "bool", 1), ("swiglu_clamp_exp", "array[float32]", [0.5] * 4),
+        ("attention.compress_ratios", "array[int32]", [0, 4, 128, 4]), ("hyper_connection.epsilon", "float32", 1e-3),
+        ("attention.compress_rope_freq_base", "float32", 2e4),
+    ]  # fmt: skip
+    return config, keys
+
+
+def dots3note(hidden: int) -> Family:
+    """A layer with a window has half the heads and a latent vector of another length; the latent
+    vectors of the others are a quarter of the width, so that their norms are doubled.
+    """
+    head, rank = hidden // 4, hidden // 4
+    rotated = head // 2
+    swa = {
+        "num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": hidden, "head_dim": 2 * head,
+        "qk_nope_head_dim": 2 * head - rotated, "v_head_dim": 2 * head,
+    }  # fmt: skip
+    config = latent(hidden, **indexer(hidden)) | {
+        "num_hidden_layers": 3, "q_lora_rank": rank, "kv_lora_rank": rank, "head_dim": head + rotated,
+        "layer_types": ["indexed_attention", "sliding_attention", "indexed_attention"], "sliding_window": 4,
+        "mlp_layer_types": ["dense", "sparse", "sparse"], "per_layer_config": {1: swa},
+        "shared_experts_intermediate_size": 32 if hidden == 64 else hidden,
+        "rope_parameters": {
+            "indexed_attention": {"rope_type": "default", "rope_theta": 5e4},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    }  # fmt: skip
+    for name in ("first_k_dense_replace", "use_qk_norm", "num_nextn_predict_layers"):
+        del config[name]
+    sizes = {
+        "attention.head_count_kv": 1, "attention.kv_lora_rank": rank, "attention.q_lora_rank": rank,
+        "attention.key_length": rank + rotated, "attention.value_length": rank, "attention.key_length_mla": head + rotated,
+        "attention.value_length_mla": head, "rope.dimension_count": rotated, "attention.kv_lora_rank_swa": hidden,
+        "attention.key_length_swa": hidden + rotated, "attention.value_length_swa": hidden,
+        "attention.key_length_mla_swa": 2 * head, "attention.value_length_mla_swa": 2 * head, "attention.sliding_window": 4,
+    }  # fmt: skip
+    keys = [
+        *SIGMOID_KEYS, *((k, "uint32", v) for k, v in sizes.items()), *indexer_keys(hidden),
+        ("attention.head_count", "array[int32]", [HEADS, 2, HEADS]), ("rope.freq_base_swa", "float32", 1e4),
+        ("attention.sliding_window_pattern", "array[bool]", [0, 1, 0]), ("attention.indexer.types", "array[bool]", [1, 0, 1]),
+    ]  # fmt: skip
+    return config, keys
+
+
+def minimax_m3(hidden: int, layers: list[str], block: int, blocks: int) -> Family:
+    """Dense layers, and those with experts whose heads of keys choose blocks."""
+    dense, width = (96, 32) if hidden == 64 else (hidden, hidden)
+    index = max(64, hidden // 2)
+    config = UNTIED | HALF | {
+        "num_hidden_layers": len(layers), "mlp_layer_types": layers,
+        "layer_types": ["full_attention" if kind == "dense" else "minimax_m3_sparse" for kind in layers],
+        "dense_intermediate_size": dense,
+        "intermediate_size": width, "shared_intermediate_size": width, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "routed_scaling_factor": 1.5, "rotary_dim": hidden // HEADS // 2, "index_n_heads": KV, "index_head_dim": index,
+        "index_block_size": block, "index_topk_blocks": blocks, "index_local_blocks": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.5},
+    }  # fmt: skip
+    sizes = {"head_count": KV, "key_length": index, "top_k": blocks, "block_size": block, "local_blocks": 1}
+    routing = [k for k in SIGMOID_KEYS if k[0] != "leading_dense_block_count"]
+    keys = [*routing, *((f"attention.indexer.{k}", "uint32", v) for k, v in sizes.items())]
+    return config, [
+        *keys,
+        ("feed_forward_length", "uint32", dense),
+        ("leading_dense_block_count", "uint32", layers.count("dense")),
+    ]
+
+
+def qwen4exp(hidden: int, ratio: int, budget: int) -> Family:
+    """A delta network that adds embeddings of pairs and triples of tokens, and attention to the
+    tokens of chosen blocks. No pair or triple goes over token 9.
+    """
+    head = hidden // 4
+    config, index = delta(hidden, **DELTA_EXPERTS, mrope_section=mrope(hidden)[0][2][:3]), max(64, hidden // 2)
+    config |= {
+        "layer_types": ["linear_attention", "indexed_attention"], "output_gate_type": "sigmoid", "hc_count": 2, "hc_lowrank": 32,
+        "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": index, "indexer_budget": budget,
+        "indexer_compress_ratio": ratio, "ple_layer_ids": [1], "ple_embed_dim": hidden, "ple_conv_kernel_size": 3,
+        "ngram_size": 3, "heads_per_ngram": 2, "ngram_vocab_size_base": 11, "make_ngram_vocab_size_divisible_by": 60,
+        "eos_token_id": 9,
+    }  # fmt: skip
+    for name in ("mlp_only_layers", "decoder_sparse_step"):
+        del config[name]
+    if hidden != 64:
+        config |= {"hc_lowrank": hidden}
+    keys = [
+        *delta_keys(hidden), *mrope(hidden), *DELTA_EXPERT_KEYS, ("hyper_connection.count", "uint32", 2),
+        ("hyper_connection.low_rank", "uint32", config["hc_lowrank"]), ("attention.indexer.head_count", "uint32", 4),
+        ("attention.indexer.key_length", "uint32", index), ("attention.indexer.top_k", "uint32", budget),
+        ("attention.compress_ratios", "array[int32]", [0, ratio]), ("ple.layers", "array[int32]", [0]),
+        ("ple.ngram_size", "uint32", 3), ("ple.heads_per_ngram", "uint32", 2), ("ple.conv_kernel", "uint32", 3),
+        ("ple.eos_token_id", "uint32", 9), ("embedding_length_per_layer_input", "uint32", head),
+    ]  # fmt: skip
+    return config, keys
+
+
 # architecture, or architecture:variant -> (changes of the configuration, keys of the file), or a
 # function of the width that gives them
 FAMILIES: dict[str, Family | Callable[[int], Family]] = {
@@ -456,6 +581,17 @@ FAMILIES: dict[str, Family | Callable[[int], Family]] = {
          ("ssm.conv_kernel", "uint32", 4)],
     ),
     "maincoder": (TIED, []),
+    "deepseek4": deepseek4,
+    "dots3note": dots3note,
+    "hrm_text": (
+        UNTIED | {"num_key_value_heads": HEADS, "H_cycles": 2, "L_cycles": 2, "embedding_scale": 3.0, "prefix_lm": True},
+        [("hrm.layers_per_stack", "uint32", 2), ("hrm.h_cycles", "uint32", 2), ("hrm.l_cycles", "uint32", 2),
+         ("embedding_scale", "float32", 3.0), ("hrm.prefix_lm", "bool", 1)],
+    ),
+    "minimax-m3": lambda h: minimax_m3(h, ["dense", "sparse"], 128, 16),
+    "minimax-m3:blocks": lambda h: minimax_m3(h, ["sparse", "sparse"], 2, 3),
+    "qwen4exp": lambda h: qwen4exp(h, 1, 4),
+    "qwen4exp:blocks": lambda h: qwen4exp(h, 4, 12),
     "mimo2": mimo2,
     "minicpm3": lambda h: (
         {k: v for k, v in latent(h, q_lora_rank=h, v_head_dim=h // HEADS).items() if k in MINICPM3} | TIED,
@@ -711,7 +847,8 @@ def family(arch: str, hidden: int = 64) -> Family:
 VARIANTS = {
     "cohere2moe:rms": COHERE2_MOE_RMS, "granite_swa:moe": GRANITE_MOE_SWA,
     "deepseek2:temperature": ARCHITECTURES["mistral4"], "deepseek2:v2": DEEPSEEK_V2,
-    "falcon:40b": FALCON_40B, "mamba:falcon": FALCON_MAMBA, "mistral3:plain": MISTRAL,
+    "falcon:40b": FALCON_40B, "hrm_text": hrm_text(2), "qwen4exp": qwen4(0), "qwen4exp:blocks": qwen4(0),
+    "mamba:falcon": FALCON_MAMBA, "mistral3:plain": MISTRAL,
     "t5:plain": T5_PLAIN, "t5encoder:plain": T5_PLAIN_ENCODER,
 }  # fmt: skip
 """Variants of an architecture that become another model."""
@@ -769,6 +906,9 @@ def family_model(arch: str, hidden: int = 64) -> Any:
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
     with torch.no_grad():
         for key, p in named_tensors(model):
+            if not p.is_floating_point():
+                p.copy_(torch.stack([torch.randperm(4)[: p.shape[1]] for _ in range(len(p))]))
+                continue
             norm = key.endswith("weight") and "norm" in key.split(".")[-2]
             scale = 0.3 if p.ndim == 1 else 1.0 / p.shape[-1] ** 0.5
             scale *= 0.1 if arch == "gemma3n" else 1.0  # errors grow with every sparse layer
@@ -783,7 +923,8 @@ def family_model(arch: str, hidden: int = 64) -> Any:
 
 def named_tensors(model: Any) -> list[tuple[str, Any]]:
     """Parameters, and the buffers that a file has."""
-    extra = [(k, b) for k, b in model.named_buffers() if k.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar"))]
+    ends = ("e_score_correction_bias", "expert_bias", "layer_scalar", "tid2eid")
+    extra = [(k, b) for k, b in model.named_buffers() if k.endswith(ends)]
     return [*model.named_parameters(), *extra]
 
 
@@ -803,7 +944,9 @@ def decay(x: np.ndarray) -> np.ndarray:
 
 def stored(stem: str, x: np.ndarray, config: Any, second: bool) -> np.ndarray:
     """A recurrent layer's values as llama.cpp's converter writes them; `second` for Mamba 2."""
-    if stem in ("ssm_conv1d", "shortconv.conv") and x.ndim == 3:
+    if stem.startswith("ple_norm"):
+        return x + np.float32(1)
+    if stem in ("ssm_conv1d", "shortconv.conv", "ple_conv1d") and x.ndim == 3:
         return x[:, 0]
     if stem == "ssm_a" and config.model_type == "bailing_hybrid":
         return decay(x)[:, None]
@@ -829,7 +972,7 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
     for key, p in named_tensors(model):
         if ".act_fn." in key:
             continue  # keys of the file
-        x = p.detach().float().numpy().copy()
+        x = (p.detach().float() if p.is_floating_point() else p.int()).numpy().copy()
         path, _, leaf = key.rpartition(".")
         if path in transposed and leaf == "weight":
             x = x.T
@@ -844,9 +987,9 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
             out[f"{match[1]}.blk.{match[2]}.{side[4:]}.{leaf}"] = x
             continue
         if (stem := top.get(f"{path}{PARAMETER}{leaf}")) is not None:
-            out[f"{stem}.weight"] = x
+            out[stem if stem.startswith("hrm.") else f"{stem}.weight"] = x
             continue
-        if not path.startswith(f"{a.layers}."):
+        if path in top or not path.startswith(f"{a.layers}."):
             out[f"{top[path]}.{leaf}"] = x
             continue
         number, _, inner = path.removeprefix(f"{a.layers}.").partition(".")
@@ -877,6 +1020,9 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
                 "ffn_gate_inp.scale": "",
                 "ffn_down_exps.scale": "",
                 "attn_sinks": ".weight",
+                "attn_compressor_ape": ".weight",
+                "indexer_compressor_ape": ".weight",
+                "ffn_gate_tid2eid": ".weight",
             }
             if arch == "hy_v3":
                 ends["exp_probs_b"] = ""
@@ -885,12 +1031,14 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
         if f"{inner}{PART}0" in within and arch != "deepseek2:whole":
             order = a.orders[inner](config, len(x)) if inner in a.orders else None
             stems = [within[f"{inner}{PART}{i}"] for i in range(sum(p.startswith(f"{inner}{PART}") for p in within))]
-            for stem, part in zip(stems, pieces(inner, config, inverse(order, x)), strict=True):
+            for stem, part in zip(stems, pieces(inner, layer_config(config, int(number)), inverse(order, x)), strict=True):
                 out[f"{prefix}{stem}.{leaf}"] = np.ascontiguousarray(part)
             continue
         stem = within[inner]
         if stem == "ssm_g_a" and arch == "bailingmoe3" and config.layer_types[int(number)] == "full_attention":
             stem = "attn_gate"
+        if arch == "dots3note" and stem in ("attn_q_a_norm", "attn_kv_a_norm"):
+            x = x * np.float32((config.hidden_size / len(x)) ** 0.5)
         if a.interleaved and stem in ("attn_q", "attn_k"):
             head = model.config.hidden_size // HEADS
             x = x.reshape(-1, 2, head // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
@@ -918,14 +1066,21 @@ def gguf_tensors(arch: str, model: Any) -> dict[str, np.ndarray]:
     return out | {name: np.stack(matrices) for name, matrices in stacks.items()}
 
 
+def layer_config(config: Any, layer: int) -> Any:
+    """The configuration of a layer, where layers differ."""
+    return config.per_layer_config[layer] if getattr(config, "per_layer_config", None) else config
+
+
 def pieces(path: str, config: Any, x: np.ndarray) -> list[np.ndarray]:
     """The tensors that one parameter is stored as."""
     if path.endswith("in_proj_qkvz"):
         first = 2 * config.linear_num_key_heads * config.linear_key_head_dim
         return np.split(x, [first + config.linear_num_value_heads * config.linear_value_head_dim])
     if path.endswith("kv_b_proj"):
-        heads = x.reshape(HEADS, -1, x.shape[1])
+        heads = x.reshape(config.num_attention_heads, -1, x.shape[1])
         return [heads[:, : config.qk_nope_head_dim].swapaxes(1, 2), heads[:, config.qk_nope_head_dim :]]
+    if path.endswith("index_qk_proj"):
+        return np.split(x, [config.indexer_n_heads * config.indexer_head_dim])
     if path.endswith("conv1d"):
         return [part[None] for part in np.split(x, 3)]
     return np.split(x, 2)
@@ -954,10 +1109,11 @@ def write_family(path: Path, arch: str, model: Any) -> Path:
     changes, extra = family(arch, config.hidden_size)
     known = getattr(config, "intermediate_size", None)
     rotated = int(head * changes.get("partial_rotary_factor", 1.0))
+    kv = getattr(layer_config(config, 0), "num_key_value_heads", HEADS)
     sizes = {
         "context_length": 256, "embedding_length": config.hidden_size, "block_count": config.num_hidden_layers,
         "feed_forward_length": ff if known is None or arch.startswith("falcon") else known, "attention.head_count": HEADS,
-        "attention.head_count_kv": KV if arch.startswith("gemma4") else getattr(config, "num_key_value_heads", HEADS),
+        "attention.head_count_kv": KV if arch.startswith("gemma4") else kv,
         "attention.key_length": head,
         "attention.value_length": head, "rope.dimension_count": rotated,
     }  # fmt: skip
@@ -976,6 +1132,10 @@ def write_family(path: Path, arch: str, model: Any) -> Path:
         layers = [layer.mlp.act_fn for layer in model.model.layers]
         words = ("alpha_p", "alpha_n", "beta", "eps")
         bare = [(f"xielu.{n}", "array[float32]", [getattr(a, n).item() for a in layers]) for n in words]
+    if (table := next((m for m in model.modules() if hasattr(m, "layer_multipliers")), None)) is not None:
+        buffers = {"layer_multipliers": table.layer_multipliers, "head_offsets": table.ngram_heads_offsets,
+                   "head_vocab_sizes": table.ngram_heads_vocab_sizes}  # fmt: skip
+        keys += [(f"ple.{name}", "array[uint64]", buffer.tolist()) for name, buffer in buffers.items()]
     arch = case.partition(":")[0]
     pairs: list[tuple[str, str, Any]] = [
         ("general.architecture", "string", arch),
@@ -992,7 +1152,8 @@ def write_family(path: Path, arch: str, model: Any) -> Path:
         ("tokenizer.ggml.eos_token_id", "uint32", 2),
     ]
     entries = [
-        Tensor(k, tuple(reversed(v.shape)), F32, np.ascontiguousarray(v, np.float32).tobytes()) for k, v in tensors.items()
+        Tensor(k, tuple(reversed(v.shape)), I32 if v.dtype == np.int32 else F32, np.ascontiguousarray(v).tobytes())
+        for k, v in tensors.items()
     ]
     path.write_bytes(GGUF(pairs=pairs, tensors=entries).bytes())
     return path

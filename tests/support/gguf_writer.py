@@ -12,7 +12,7 @@ SCALARS = {
     "uint8": (0, "B"), "int8": (1, "b"), "uint16": (2, "H"), "int16": (3, "h"), "uint32": (4, "I"), "int32": (5, "i"),
     "float32": (6, "f"), "bool": (7, "B"), "uint64": (10, "Q"), "int64": (11, "q"), "float64": (12, "d"),
 }  # fmt: skip
-F32, F16, Q4_0, Q8_0, Q4_K, Q6_K, BF16, MXFP4, NVFP4 = 0, 1, 2, 8, 12, 14, 30, 39, 40
+F32, F16, Q4_0, Q8_0, Q4_K, Q6_K, I32, BF16, MXFP4, NVFP4 = 0, 1, 2, 8, 12, 14, 26, 30, 39, 40
 
 
 @dataclass

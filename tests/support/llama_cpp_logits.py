@@ -16,6 +16,8 @@ import numpy as np
 
 from support.gguf_families import FAMILIES, IDS, architecture, family_model, write_family
 
+FLASH = {"minimax-m3:blocks"}
+"""Cases for which `llama_cpp_logits` needs `flash`."""
 PATH = Path(__file__).parents[1] / "data" / "gguf_logits.json"
 
 
@@ -25,11 +27,15 @@ def recorded() -> dict[str, list[float]]:
     return data
 
 
-def llama_cpp_logits(path: Path, task: str = "text") -> np.ndarray:
-    """float64 [tokens, vocabulary], keys and values in float32; of an encoder [tokens, width]."""
+def llama_cpp_logits(path: Path, task: str = "text", flash: bool = False) -> np.ndarray:
+    """float64 [tokens, vocabulary], keys and values in float32; of an encoder [tokens, width].
+
+    flash  with the attention in one operation, without which llama.cpp leaves out MiniMax M3's
+           choice of blocks
+    """
     import llama_cpp
 
-    options: dict[str, Any] = {"n_ctx": 64, "n_threads": 1, "flash_attn": False, "type_k": 0, "type_v": 0, "verbose": False}
+    options: dict[str, Any] = {"n_ctx": 64, "n_threads": 1, "flash_attn": flash, "type_k": 0, "type_v": 0, "verbose": False}
     model = llama_cpp.Llama(str(path), logits_all=True, embedding=task == "encoder", pooling_type=0, **options)
     if task != "text":
         return _two_sides(llama_cpp, model, task)
@@ -59,7 +65,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 path = write_family(Path(folder) / "m.gguf", name, family_model(name))
-                last = llama_cpp_logits(path, architecture(name).task)[-1]
+                last = llama_cpp_logits(path, architecture(name).task, name in FLASH)[-1]
             except (ValueError, RuntimeError) as error:
                 print(name, error)
                 continue

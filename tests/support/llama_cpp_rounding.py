@@ -131,8 +131,9 @@ class AbsorbedAttention:
         """Before `kv_b_proj`: its input, (batch, 1, tokens, latent)."""
         self.latent = args[0]
 
-    def attend(self, module: Any, query: Any, key: Any, scaling: float, indices: Any, sinks: Any) -> Any:
-        """`indices`: the tokens that each one attends to, where an indexer has chosen them.
+    def attend(self, module: Any, query: Any, key: Any, mask: Any, scaling: float, indices: Any, sinks: Any) -> Any:
+        """`mask`: below 0 where a token does not attend to another, as outside a window.
+        `indices`: the tokens that each one attends to, where an indexer has chosen them.
         `sinks`: a score of each head for no token, where it has them.
         """
         size, width = module.qk_nope_head_dim, module.v_head_dim
@@ -144,6 +145,8 @@ class AbsorbedAttention:
         if indices is not None:
             others = torch.ones(len(indices), *ahead.shape, dtype=torch.bool).scatter(-1, indices.long(), False)
             ahead = ahead | others[:, None]
+        if mask is not None:
+            ahead = ahead | (mask < 0)
         scores = scores.masked_fill(ahead, -torch.inf)
         if sinks is not None:
             scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], dim=-1)
@@ -167,7 +170,8 @@ def dense_copy(path: Path, to: Path) -> dict[str, str]:
     types = {}
     for t in reader.tensors:
         types[t.name] = t.tensor_type.name
-        writer.add_tensor(t.name, np.ascontiguousarray(dequantize(t.data, t.tensor_type), np.float32))
+        whole = t.tensor_type.name == "I32"
+        writer.add_tensor(t.name, t.data if whole else np.ascontiguousarray(dequantize(t.data, t.tensor_type), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -179,7 +183,7 @@ def roundings_of(model: Any, architecture: Architecture, types: dict[str, str]) 
     """Address of a parameter -> what products with it do with the other operand."""
     out: dict[int, Rounding] = {}
     for name, kind in types.items():
-        if kind == "F32":
+        if kind in ("F32", "I32"):
             continue
         stem = stem_of(name)
         if stem in architecture.splits:
@@ -237,7 +241,7 @@ def rounded(model: Any, architecture: Architecture, types: dict[str, str]) -> It
         ALL_ATTENTION_FUNCTIONS.register(
             "absorbed",
             lambda module, q, k, v, mask, scaling, indices=None, s_aux=None, **_: absorbed[module].attend(
-                module, q, k, scaling, indices, s_aux
+                module, q, k, mask, scaling, indices, s_aux
             ),
         )
         ALL_MASK_ATTENTION_FUNCTIONS.register("absorbed", eager_mask)

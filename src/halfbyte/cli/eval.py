@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -100,7 +101,11 @@ def eval(
             model = requantized(model, requantize)
         start = time.perf_counter()
         with progress("evaluating") as update:
-            theirs = None if against is None else against_llama_cpp(path, model, tokenizer, words, windows, update)
+            theirs = (
+                None
+                if against is None
+                else against_llama_cpp(path, model, tokenizer, words, windows, update, _other_class(path, options))
+            )
             comparison = None if beside is None else compare(model, beside, windows, update)
             found = comparison or theirs
             measured = perplexity(model, windows, update) if found is None else found.model
@@ -168,6 +173,16 @@ def _print(record: dict[str, Any], comparison: Any, verdicts: list[Any]) -> None
         print(printable(f"{v.words} {v.measured} ({v.allowed} wanted): {'kept' if v.kept else 'missed'}"))
 
 
+def _other_class(path: Path, options: dict[str, Any]) -> Callable[[], Any] | None:
+    """Loads the model in the other class of activations, where there is one."""
+    classes = {"exact": "int8", "int8": "exact"}
+    if options["device"] != "cpu" or options["activations"] not in classes:
+        return None
+    from ..transformers import load_model
+
+    return lambda: load_model(path, **options | {"activations": classes[options["activations"]]})[0]
+
+
 def _check_against(against: str, path: Path, others: tuple[object, ...]) -> None:
     """What --against takes: llama.cpp, a GGUF, and no other comparison."""
     from ..evaluation.protocols import EvaluationError
@@ -186,4 +201,7 @@ def _print_against(record: dict[str, Any]) -> None:
     print("tokens of the text: all equal" if at is None else f"tokens of the text: the first {at:,} equal, the next is not")
     print(f"perplexity {record['llama_cpp_perplexity']:.4f} there; equal greedy tokens {100 * record['agreement']:.2f} %")
     print(f"KL divergence, nats: mean {record['kl_mean']:.4g}, 99th percentile {record['kl_p99']:.4g}")
-    print(f"greedy text: {record['greedy_equal']} of {record['greedy_tokens']} tokens equal before the first that differs")
+    equal, ties, tokens = (record[f"greedy_{key}"] for key in ("equal", "ties", "tokens"))
+    near = f", {ties} within {record['gap_error']:.2g}, by which rounded activations move the gap" if ties else ""
+    rest = f", {tokens - equal - ties} others" if equal + ties < tokens else ""
+    print(f"greedy text: {equal} of {tokens} tokens equal{near}{rest}")

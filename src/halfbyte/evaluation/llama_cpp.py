@@ -1,7 +1,7 @@
 """A GGUF file's model against llama.cpp, which reads the same file: tokens, greedy text, logits.
 
     result = against_llama_cpp(path, model, tokenizer, text, windows)
-    result.kl_mean, result.tokens_differ, result.greedy_equal
+    result.kl_mean, result.tokens_differ, result.greedy_equal, result.greedy_ties
 
 Needs llama-cpp-python. llama.cpp keeps float32 keys and values here; its CPU products with packed
 weights round activations to 8 bits, which is most of the divergence from exact products.
@@ -9,7 +9,7 @@ weights round activations to 8 bits, which is most of the divergence from exact 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from .protocols import EvaluationError, Window
 from .texts import tokens_of
 
 GREEDY = 32
-"""Tokens that both continue the first window with."""
+"""Tokens that the first window's start is continued with."""
+ERRORS = 3.0
+"""Root mean squares of the change of a gap, by rounded activations, that a tie may be wide."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,12 @@ class Against:
     tokens_differ  index of the first token of the text that differs, None where all are equal
     agreement      fraction of scored positions whose most likely tokens are equal
     kl             divergence from llama.cpp's distribution at each of them, nats
-    greedy         tokens that both were to write; `greedy_equal` how many agree before the first
-                   that does not
+    greedy         greedy tokens of halfbyte's model, after each of which both are asked for the next
+    greedy_equal   how many llama.cpp finds the most likely as well
+    greedy_ties    how many of the others lead llama.cpp's choice by no more than `gap_error`
+    gap_error      logits: `ERRORS` root mean squares of how far rounding the activations to 8 bits,
+                   as llama.cpp does, moves the gap between the two likeliest; None where it was not
+                   needed, or is not known
     """
 
     tokens_differ: int | None
@@ -46,6 +52,8 @@ class Against:
     kl: NDArray[np.float64] = field(repr=False)
     greedy: int
     greedy_equal: int
+    greedy_ties: int
+    gap_error: float | None
 
     @property
     def kl_mean(self) -> float:
@@ -61,7 +69,8 @@ class Against:
         return {
             "llama_cpp_perplexity": self.llama_cpp.value, "tokens_differ_at": self.tokens_differ,
             "agreement": self.agreement, "kl_mean": self.kl_mean, "kl_median": float(np.median(self.kl)), "kl_p99": self.kl_p99,
-            "greedy_tokens": self.greedy, "greedy_equal": self.greedy_equal,
+            "greedy_tokens": self.greedy, "greedy_equal": self.greedy_equal, "greedy_ties": self.greedy_ties,
+            "gap_error": self.gap_error,
         }  # fmt: skip
 
 
@@ -85,10 +94,21 @@ def opened(path: Path, context: int) -> Any:
 
 
 def against_llama_cpp(
-    path: Path, model: Any, tokenizer: Any, text: str, windows: Sequence[Window], progress: Progress | None = None
+    path: Path,
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    windows: Sequence[Window],
+    progress: Progress | None = None,
+    other: Callable[[], Any] | None = None,
 ) -> Against:
-    """Run both over the windows. EvaluationError where llama.cpp is missing, does not open the
-    file, or has another number of tokens.
+    """Run both over the windows.
+
+    other  loads the same model in the other class of activations: exact for one that rounds them to
+           8 bits, rounded for an exact one. It is called where a greedy token differs; without it no
+           difference counts as a tie
+    Raises EvaluationError where llama.cpp is missing, does not open the file, or has another number
+    of tokens.
     """
     longest = max(len(w.tokens) for w in windows)
     start = list(windows[0].tokens[: max(1, windows[0].first)])
@@ -117,7 +137,7 @@ def against_llama_cpp(
         same / len(kl),
         kl,
         GREEDY,
-        _common(_greedy_ours(model, start), _greedy(theirs, start)),
+        *_greedy(model, theirs, start, other),
     )
 
 
@@ -146,15 +166,28 @@ def _greedy_ours(model: Any, start: Sequence[int]) -> list[int]:
     return out
 
 
-def _greedy(llama: Any, start: Sequence[int]) -> list[int]:
-    """The most likely token after each, `GREEDY` times."""
-    llama.reset()
-    llama.eval(list(start))
-    out: list[int] = []
-    for _ in range(GREEDY):
-        out.append(int(np.argmax(llama.scores[llama.n_tokens - 1])))
-        llama.eval([out[-1]])
-    return out
+def _greedy(model: Any, llama: Any, start: list[int], other: Callable[[], Any] | None) -> tuple[int, int, float | None]:
+    """`Against.greedy_equal`, `greedy_ties` and `gap_error`."""
+    tokens = _greedy_ours(model, start)
+    ids, place = [*start, *tokens[:-1]], np.arange(GREEDY)
+    expected = _logits(llama, ids)[len(start) - 1 :].argmax(1)
+    different = np.flatnonzero(expected != tokens)
+    if not len(different) or other is None:
+        return GREEDY - len(different), 0, None
+    ours, changed = _last_logits(model, ids), _last_logits(other(), ids)
+    first, second = np.argsort(-ours, axis=1)[:, :2].T
+    moved = (changed[place, first] - changed[place, second]) - (ours[place, first] - ours[place, second])
+    error = ERRORS * float(np.sqrt((moved**2).mean()))
+    gaps = ours[different, np.asarray(tokens)[different]] - ours[different, expected[different]]
+    return GREEDY - len(different), int((gaps <= error).sum()), error
+
+
+def _last_logits(model: Any, ids: Sequence[int]) -> NDArray[np.float64]:
+    """[GREEDY, vocabulary] after the last tokens."""
+    device = model.get_input_embeddings().weight.device
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([list(ids)], device=device), use_cache=False, logits_to_keep=GREEDY).logits
+    return np.asarray(logits[0].double().cpu().numpy())
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -26,8 +26,8 @@ Order = Callable[[Any, int], NDArray[np.int64] | None]
 """(configuration, number of rows or inputs) -> the file's index of each, in transformers' order;
 None where both orders are the same.
 """
-Change = Callable[[NDArray[Any]], NDArray[Any]]
-"""Values as the file has them -> as transformers keeps them."""
+Change = Callable[[Any, NDArray[Any]], NDArray[Any]]
+"""(configuration, values as the file has them) -> as transformers keeps them."""
 Join = Callable[[Any, list[NDArray[Any]]], NDArray[Any]]
 """(configuration, dense parts) -> one parameter."""
 DBRX_EXPERTS = {"gate_proj": "mlp.w1", "up_proj": "mlp.v1", "down_proj": "mlp.w2"}
@@ -67,7 +67,7 @@ class Architecture:
 
     model_type   transformers' word for it
     names        GGUF tensor stem (after `blk.N.`) -> module path within a layer
-    top          the same outside the layers
+    top          the same outside the layers; of a layer whose module has another path, with `blk.N.`
     layers       module path of the layers
     eps          key of the norms' epsilon, and transformers' field
     norm_offset  the file has w + 1 of norms that transformers keeps as w
@@ -85,6 +85,7 @@ class Architecture:
     partial      each head may be rotated in part
     heads        its attention has heads of one length for queries, keys and values
     varying      layers may differ in kind: keys of sizes may be arrays, 0 for a layer without
+    repeated     the file counts runs of layers, several of which share tensors
     absent       (configuration, layer, stem) -> whether the model does not use a tensor that the
                  file may have; layer −1 is outside the layers
     task         "text" continues a text, "encoder" makes a vector of each token, "encoder-decoder"
@@ -114,6 +115,7 @@ class Architecture:
     partial: bool = False
     heads: bool = True
     varying: bool = False
+    repeated: bool = False
     absent: Callable[[Any, int, str], bool] = lambda config, layer, stem: False
     task: str = "text"
     fields: tuple[Field, ...] = ()
@@ -123,17 +125,17 @@ class Architecture:
     parameters: Callable[[Keys, dict[str, Any]], dict[str, NDArray[Any]]] = lambda keys, config: {}
 
 
-def log_of_negative(a: NDArray[Any]) -> NDArray[Any]:
+def log_of_negative(config: Any, a: NDArray[Any]) -> NDArray[Any]:
     """A of a recurrent layer, a negative number, as transformers' A_log = log(−A)."""
     return np.log(-a.astype(np.float64)).astype(np.float32)
 
 
-def flat(a: NDArray[Any]) -> NDArray[Any]:
+def flat(config: Any, a: NDArray[Any]) -> NDArray[Any]:
     """A vector that the file has in groups, or with an axis of one."""
     return a.reshape(-1)
 
 
-def convolution(a: NDArray[Any]) -> NDArray[Any]:
+def convolution(config: Any, a: NDArray[Any]) -> NDArray[Any]:
     """Kernels of a depthwise convolution: (channels, length) as (channels, 1, length)."""
     return a[:, None, :]
 

@@ -49,12 +49,14 @@ from .architecture import (
     shared,
 )
 from .classic import CLASSIC, FALCON_40B
+from .cycles import CYCLES, hrm_text
 from .encoders import ENCODERS, T5_PLAIN, T5_PLAIN_ENCODER
 from .gemma import GEMMA
 from .keys import Keys
 from .latent import DEEPSEEK_V2, LATENT, SIGMOID, SOFTMAX
 from .mixtures import COHERE2_MOE_RMS, GRANITE_MOE_SWA, MIXTURES
 from .recurrent import FALCON_MAMBA, GRANITE_SCALES, RECURRENT, granite_attention
+from .streams import STREAMS, embedding_layer, qwen4
 
 
 def _mixtral(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
@@ -440,7 +442,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "olmo", {k: v for k, v in LLAMA.items() if not k.endswith("_norm")}, interleaved=True, eps=layer_eps("layer_norm_eps"),
         extra=_olmo,
     ),
-    **CLASSIC, **ENCODERS, **GEMMA, **LATENT, **MIXTURES, **RECURRENT,
+    **CLASSIC, **CYCLES, **ENCODERS, **GEMMA, **LATENT, **MIXTURES, **RECURRENT, **STREAMS,
 }  # fmt: skip
 ARCHITECTURES = dict(sorted(ARCHITECTURES.items()))
 """GGUF architectures that become transformers models."""
@@ -460,6 +462,10 @@ def architecture_named(keys: Keys) -> Architecture:
         return LATENT["mistral4" if keys.get("expert_gating_func", "integer", 0) != SIGMOID else "deepseek2"]
     if keys.arch == "deepseek2" and keys.get("expert_gating_func", "integer", 0) != SIGMOID:
         return DEEPSEEK_V2
+    if keys.arch == "qwen4exp":
+        return qwen4(embedding_layer(keys))
+    if keys.arch == "hrm_text":
+        return hrm_text(keys.size("hrm.layers_per_stack"))
     if keys.arch == "granite_swa" and keys.get("expert_count", "integer", 0):
         return GRANITE_MOE_SWA
     if keys.arch == "cohere2moe" and keys.get("attention.layer_norm_rms_epsilon", "float", 0.0):

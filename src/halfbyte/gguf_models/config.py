@@ -71,7 +71,7 @@ def settings_of(checkpoint: GGUFCheckpoint) -> dict[str, Any]:
         rotated = keys.size("rope.dimension_count", config["head_dim"])
         config["rope_parameters"]["partial_rotary_factor"] = rotated / config["head_dim"]
         config["partial_rotary_factor"] = rotated / config["head_dim"]
-    config["vocab_size"] = _check_sizes(keys, config)
+    config["vocab_size"] = _check_sizes(keys, config, architecture.repeated)
     config["tie_word_embeddings"] = not any(k in checkpoint for k in ("output", "output.weight"))
     for name in ("bos", "eos", "unknown", "padding"):
         field = {"unknown": "unk", "padding": "pad"}.get(name, name)
@@ -141,16 +141,18 @@ def _biases(keys: Keys) -> dict[str, bool]:
     }
 
 
-def _check_sizes(keys: Keys, config: dict[str, Any]) -> int:
+def _check_sizes(keys: Keys, config: dict[str, Any], repeated: bool) -> int:
     """Compares the sizes that decide what is allocated with the tensors. Returns the vocabulary's
     size, the embedding's rows.
+
+    repeated  `Architecture.repeated`
     """
     checkpoint = keys.checkpoint
     embedding = checkpoint.info(embedding_key(checkpoint)).shape
     if len(embedding) != 2 or embedding[1] != config["hidden_size"]:
         raise keys.error(f"'token_embd.weight' is {list(embedding)}; '{keys.arch}.embedding_length' is {config['hidden_size']}")
     layers = {match[1] for match in map(LAYER.match, checkpoint.file.headers) if match}
-    if config["num_hidden_layers"] > len(layers):
+    if config["num_hidden_layers"] > len(layers) and not repeated:
         raise keys.error(f"'{keys.arch}.block_count' is {config['num_hidden_layers']}; there are tensors of {len(layers)} layers")
     if "head_dim" in config:
         _check_heads(keys, config)

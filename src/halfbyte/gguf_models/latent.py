@@ -33,7 +33,9 @@ def _heads_together(config: Any, parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 def latent_sizes(keys: Keys, config: dict[str, Any], values: int | None = None) -> dict[str, Any]:
     """Sizes of the attention. Files with split projections state the lengths of a head separately."""
-    heads, rotated = keys.size("attention.head_count"), keys.size("rope.dimension_count")
+    heads, rotated = max(keys.sizes("attention.head_count", keys.layers)), keys.size("rope.dimension_count")
+    if not heads:
+        raise keys.error(f"key '{keys.arch}.attention.head_count' is 0; 1 or more is allowed")
     key = keys.get("attention.key_length_mla", "integer", 0) or keys.size("attention.key_length")
     value = values or keys.get("attention.value_length_mla", "integer", 0) or keys.size("attention.value_length")
     if key <= rotated or rotated % 2:
@@ -128,6 +130,64 @@ def _glm_dsa(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     return _indexed(keys, config) | {"indexer_types": ["full" if flag else "shared" for flag in full]}
 
 
+def _dots3_note(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Local layers, of which each has a window, have sizes of their own; the others have an indexer.
+    The file has the root of width over rank in the norms' weights, which transformers multiplies
+    by it.
+    """
+    local = keys.flags("attention.sliding_window_pattern", keys.layers)
+    if local is None:
+        raise keys.error(f"key '{keys.arch}.attention.sliding_window_pattern' is not a flag for each layer; the model needs them")
+    if not keys.get("expert_weights_norm", "bool", False):
+        raise keys.refuse("whose weights of experts do not add up to one")
+    rope = config["rope_parameters"]
+    if rope["rope_type"] != "default":
+        raise keys.refuse("with a stretched rotation")
+    heads = keys.sizes("attention.head_count", keys.layers)
+    rotated = keys.size("rope.dimension_count")
+
+    def kind(flag: bool) -> dict[str, int]:
+        """Sizes of the attention of local layers, or of the others."""
+        end = "_swa" if flag else ""
+        counts = {n for n, one in zip(heads, local, strict=True) if one == flag}
+        if len(counts) > 1:
+            raise keys.refuse(
+                f"whose {'local' if flag else 'global'} layers have {sorted(counts)} heads; transformers takes one number"
+            )
+        key = keys.size(f"attention.key_length_mla{end}")
+        if key <= rotated or rotated % 2:
+            raise keys.error(
+                f"keys of {key}, {rotated} of them rotated; more keys, and an even number of rotated ones, are needed"
+            )
+        return {
+            "num_attention_heads": max(counts, default=1),
+            "num_key_value_heads": max(counts, default=1),
+            "kv_lora_rank": keys.size(f"attention.kv_lora_rank{end}"),
+            "head_dim": key,
+            "qk_nope_head_dim": key - rotated,
+            "v_head_dim": keys.size(f"attention.value_length_mla{end}"),
+        }
+
+    whole, width = kind(False), keys.size("expert_feed_forward_length")
+    dense, types = int(keys.get("leading_dense_block_count", "integer", 0)), ("indexed_attention", "sliding_attention")
+    thetas = (rope["rope_theta"], keys.positive("rope.freq_base_swa"))
+    return {
+        **_indexed(keys, config | whole),
+        **whole,
+        "q_lora_rank": keys.size("attention.q_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "layer_types": [types[flag] for flag in local],
+        "mlp_layer_types": ["dense" if i < dense else "sparse" for i in range(keys.layers)],
+        "sliding_window": keys.size("attention.sliding_window"),
+        "moe_intermediate_size": width,
+        "shared_experts_intermediate_size": width,
+        "per_layer_config": {i: kind(True) for i, flag in enumerate(local) if flag},
+        "rope_parameters": {
+            types[flag]: {"rope_type": "default", "rope_theta": thetas[flag]} for flag in sorted(set(local))
+        },
+    }  # fmt: skip
+
+
 def _hy_v4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     """Hidden states are several streams, which gates mix before and after each half of a layer."""
     if not keys.get("attention.indexer.top_k", "integer", 0):
@@ -149,6 +209,8 @@ def _hy_v4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+# Hy4's checkpoint has rotated channels in pairs: llama.cpp, vLLM and SGLang rotate pairs, of rows as they are. transformers
+# renames the same rows and rotates halves. So the original is transformers' model with its rows in the order of halves.
 def _rotated_last(length: Callable[[Any], int]) -> Order:
     """Heads of a length whose last channels rotate: by pairs in the file, by halves here."""
 
@@ -158,6 +220,18 @@ def _rotated_last(length: Callable[[Any], int]) -> Order:
         return (np.arange(0, rows, len(head))[:, None] + head).reshape(-1)
 
     return order
+
+
+def _halves_first(config: Any, rows: int) -> NDArray[np.int64]:
+    """Heads of the indexer whose first channels rotate: by halves in the file, by pairs here."""
+    head, rotated = np.arange(int(config.index_head_dim)), config.qk_rope_head_dim
+    head[:rotated] = head[:rotated].reshape(2, -1).T.reshape(-1)
+    return (np.arange(0, rows, len(head))[:, None] + head).reshape(-1)
+
+
+def _without_root(config: Any, a: NDArray[Any]) -> NDArray[Any]:
+    """Weights of a norm of a latent vector without √(width / rank), which the file has in them."""
+    return np.asarray(a / np.float32((config.hidden_size / a.shape[-1]) ** 0.5), np.float32)
 
 
 DEEPSEEK = MOE | shared("mlp.shared_experts") | BIASED_ROUTING | {
@@ -177,6 +251,10 @@ _HY_V4 = _INDEXED | {
     "attn_sinks": f"self_attn{PARAMETER}sinks",
     **{f"hc_{half}_{w}": f"{half}_hc{PARAMETER}{w}" for half in ("attn", "ffn") for w in ("fn", "base", "scale")},
 }
+_DOTS3_NOTE = _INDEXED | {
+    "attn_gate": "self_attn.g_proj",
+    "attn_k_norm": "self_attn.k_rope_only_layernorm",
+}
 _HY_V4_INDEXER = _rotated_last(lambda config: int(config.index_head_dim))
 LATENT_JOINS = {"self_attn.kv_b_proj": _heads_together}
 DEEPSEEK_V2 = Architecture("deepseek_v2", DEEPSEEK, heads=False, experts=None, joins=LATENT_JOINS, extra=_deepseek_v2)
@@ -187,6 +265,17 @@ _PLAIN = {stem: path for stem, path in DEEPSEEK.items() if stem != "exp_probs_b"
 LATENT: dict[str, Architecture] = {
     "deepseek2": Architecture("deepseek_v3", DEEPSEEK, heads=False, experts=None, joins=LATENT_JOINS, extra=_deepseek2),
     "deepseek32": Architecture("deepseek_v32", _INDEXED, heads=False, experts=True, joins=LATENT_JOINS, extra=_indexed),
+    "dots3note": Architecture(
+        "dots3_note_text",
+        _DOTS3_NOTE,
+        heads=False,
+        experts=True,
+        varying=True,
+        joins=LATENT_JOINS,
+        orders={f"indexer.{stem}": _halves_first for stem in ("attn_q_b", "attn_k", "k_norm")},
+        changes={"attn_q_a_norm": _without_root, "attn_kv_a_norm": _without_root},
+        extra=_dots3_note,
+    ),
     "glm-dsa": Architecture("glm_moe_dsa", _INDEXED, heads=False, experts=True, joins=LATENT_JOINS, extra=_glm_dsa),
     "hy_v4": Architecture(
         "hy_v4",

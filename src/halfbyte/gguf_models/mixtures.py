@@ -20,6 +20,7 @@ from .architecture import (
     MLP,
     MOE,
     PARAMETER,
+    PART,
     QK_NORM,
     RMS_EPS,
     Architecture,
@@ -263,6 +264,36 @@ def _mimo2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _minimax_m3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Layers with experts choose blocks of keys for each head of keys by an indexer's largest score
+    in a block; the activation's numbers are the model's, which no file states.
+    """
+    scores_of(keys)
+    need_normalized(keys)
+    width, layers = keys.size("expert_feed_forward_length"), _leading(keys)
+    if (shared := keys.size("expert_shared_count", 1)) != 1:
+        raise keys.refuse(f"with {shared} shared experts; transformers' model has one")
+    index = keys.size("attention.indexer.head_count")
+    if index != config["num_key_value_heads"]:
+        raise keys.refuse(f"whose indexer has {index} heads and keys {config['num_key_value_heads']}; these are one number")
+    rotated = keys.size("rope.dimension_count", config["head_dim"])
+    return {
+        **expert_counts(keys, "num_local_experts"),
+        "intermediate_size": width,
+        "shared_intermediate_size": width,
+        "dense_intermediate_size": config["intermediate_size"],
+        "routed_scaling_factor": keys.positive("expert_weights_scale", 1.0),
+        "rotary_dim": rotated,
+        "index_n_heads": index,
+        "index_head_dim": keys.size("attention.indexer.key_length"),
+        "index_block_size": keys.size("attention.indexer.block_size"),
+        "index_topk_blocks": keys.size("attention.indexer.top_k"),
+        "index_local_blocks": keys.size("attention.indexer.local_blocks"),
+        "mlp_layer_types": layers,
+        "layer_types": ["full_attention" if kind == "dense" else "minimax_m3_sparse" for kind in layers],
+    }
+
+
 _SHARED = shared("mlp.shared_experts")
 _SINKS = {"attn_sinks": f"self_attn{PARAMETER}sinks"}
 _WINDOW = Field("attention.sliding_window", "sliding_window")
@@ -340,6 +371,27 @@ MIXTURES: dict[str, Architecture] = {
         partial=True,
         varying=True,
         extra=_laguna,
+    ),
+    "minimax-m3": Architecture(
+        "minimax_m3_vl_text",
+        ATTENTION
+        | QK_NORM
+        | routed("mlp.experts", "mlp.gate")
+        | BIASED_ROUTING
+        | {
+            "ffn_norm": "post_attention_layernorm",
+            "ffn_gate": f"mlp.gate_up_proj{PART}0",
+            "ffn_up": f"mlp.gate_up_proj{PART}1",
+            "ffn_down": "mlp.down_proj",
+            "ffn_gate_shexp": f"mlp.shared_experts.gate_up_proj{PART}0",
+            "ffn_up_shexp": f"mlp.shared_experts.gate_up_proj{PART}1",
+            "ffn_down_shexp": "mlp.shared_experts.down_proj",
+            **{f"indexer.{w}_{kind}": f"self_attn.indexer.{w}_{kind}" for w in "qk" for kind in ("proj", "norm")},
+        },
+        norm_offset=True,
+        experts=True,
+        partial=True,
+        extra=_minimax_m3,
     ),
     "mimo2": Architecture(
         "mimo_v2_flash", MOE | _SINKS | BIASED_ROUTING, experts=True, heads=False, splits=FUSED_QKV, extra=_mimo2

@@ -15,7 +15,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from .architecture import PARAMETER, Architecture
+from .architecture import PARAMETER, PART, Architecture
 from .architectures import ARCHITECTURES
 
 LAYER = re.compile(r"(?:enc\.|dec\.)?blk\.(\d+)\.(.+)")
@@ -38,6 +38,9 @@ def slot(architecture: Architecture, name: str) -> tuple[str, str] | None:
     Some tensors of recurrent layers end without "weight".
     """
     stem, _, leaf = name.rpartition(".")
+    if (known := next((n for n in (name, stem) if n in architecture.top), None)) is not None:
+        path, parameter, own = architecture.top[known].partition(PARAMETER)
+        return path, own if parameter else leaf
     match = LAYER.fullmatch(stem)
     if match is None and (match := LAYER.fullmatch(name)):
         leaf = "weight"
@@ -50,10 +53,7 @@ def slot(architecture: Architecture, name: str) -> tuple[str, str] | None:
         path, parameter, own = within.partition(PARAMETER)
         layers = SIDES.get(side, "") + architecture.layers
         return ".".join(p for p in (layers, match[1], path) if p), own if parameter else leaf
-    if stem not in architecture.top:
-        return None
-    path, parameter, own = architecture.top[stem].partition(PARAMETER)
-    return path, own if parameter else leaf
+    return None
 
 
 def stem_of(name: str) -> str:
@@ -85,15 +85,16 @@ def class_name(model_type: str, task: str = "text") -> str:
 
 
 _CLASSES = {
-    "bitnet": "BitNetForCausalLM", "deepseek_v32": "DeepseekV32ForCausalLM", "ernie4_5": "Ernie4_5ForCausalLM",
-    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "gemma3n_text": "Gemma3nForCausalLM",
-    "gemma4_text": "Gemma4ForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_bigcode": "GPTBigCodeForCausalLM",
-    "gpt_neox": "GPTNeoXForCausalLM", "granite_swa": "GraniteSWAForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
-    "granitemoe_swa": "GraniteMoeSWAForCausalLM", "granitemoehybrid": "GraniteMoeHybridForCausalLM",
-    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM", "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "hy_v3": "HYV3ForCausalLM",
-    "hy_v4": "HYV4ForCausalLM",
+    "bitnet": "BitNetForCausalLM", "deepseek_v32": "DeepseekV32ForCausalLM", "deepseek_v4": "DeepseekV4ForCausalLM",
+    "dots3_note_text": "Dots3NoteForCausalLM", "ernie4_5": "Ernie4_5ForCausalLM", "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM", "gemma3n_text": "Gemma3nForCausalLM", "gemma4_text": "Gemma4ForCausalLM",
+    "gpt2": "GPT2LMHeadModel", "gpt_bigcode": "GPTBigCodeForCausalLM", "gpt_neox": "GPTNeoXForCausalLM",
+    "granite_swa": "GraniteSWAForCausalLM", "granitemoe": "GraniteMoeForCausalLM", "granitemoe_swa": "GraniteMoeSWAForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM", "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "hy_v3": "HYV3ForCausalLM", "hy_v4": "HYV4ForCausalLM",
     "llama4_text": "Llama4ForCausalLM", "mimo_v2_flash": "MiMoV2FlashForCausalLM", "minicpm3": "MiniCPM3ForCausalLM",
-    "minimax_m2": "MiniMaxM2ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM", "minimax_m3_vl_text": "MiniMaxM3VLForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen4_exp_text": "Qwen4ExpForCausalLM",
     "smallthinker": "SmallThinkerForCausalLM", "smollm3": "SmolLM3ForCausalLM", "stablelm": "StableLmForCausalLM",
 }  # fmt: skip
 """Classes whose names do not follow from the model type."""
@@ -116,6 +117,8 @@ def unsupported(architecture: Architecture) -> str:
         default = getattr(ARCHITECTURES["qwen2"], feature, None)
         if getattr(architecture, feature, None) != default:
             return feature
+    if any(PART in path for path in architecture.names.values()):
+        return "joins"
     return OTHER_FORMS.get(architecture.model_type, "")
 
 
@@ -124,6 +127,7 @@ OWN_MODEL = "smallthinker"
 OTHER_FORMS = {
     OWN_MODEL: "a model that transformers does not have",
     "dbrx": "experts",
+    "deepseek_v4": "experts",
     "granitemoe_swa": "experts",
     "llama4_text": "experts",
     "minimax_m2": "experts",

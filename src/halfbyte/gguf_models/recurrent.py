@@ -70,8 +70,8 @@ def _mamba2(path: str) -> dict[str, str]:
     return _mixer(path) | {"ssm_dt": f"{path}{PARAMETER}dt_bias", "ssm_norm": f"{path}.norm"}
 
 
-_MAMBA_CHANGES = {"ssm_a": log_of_negative, "ssm_conv1d": convolution}
-_MAMBA2_CHANGES = _MAMBA_CHANGES | {"ssm_a": lambda a: log_of_negative(flat(a)), "ssm_d": flat, "ssm_norm": flat}
+MAMBA_CHANGES = {"ssm_a": log_of_negative, "ssm_conv1d": convolution}
+_MAMBA2_CHANGES = MAMBA_CHANGES | {"ssm_a": lambda c, a: log_of_negative(c, flat(c, a)), "ssm_d": flat, "ssm_norm": flat}
 _MAMBA_TOP = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"}
 _FINAL_NORM = TOP | {"output_norm": "model.final_layernorm"}
 _SSM = (Field("ssm.conv_kernel", "conv_kernel"), Field("ssm.state_size", "state_size"))
@@ -260,7 +260,8 @@ def _delta(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _delta_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+def delta_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """The same with experts, a shared one among them."""
     counts = expert_counts(keys, "num_experts")
     width = keys.size("expert_feed_forward_length", max(1, config.get("intermediate_size", 1) // counts["num_experts_per_tok"]))
     return {
@@ -283,7 +284,7 @@ def _value_heads(config: Any, width: int) -> NDArray[np.int64] | None:
     return np.arange(each * groups * width).reshape(each, groups, width).swapaxes(0, 1).reshape(-1)
 
 
-def _values_of(width: str | None) -> Any:
+def values_of(width: str | None) -> Any:
     """The order of rows that are value heads of a width that the configuration names, or of one."""
     return lambda config, rows: _value_heads(config, 1 if width is None else getattr(config, width))
 
@@ -362,29 +363,27 @@ def _bailing3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 _HYBRID_ATTENTION = {k: v for k, v in ATTENTION.items() if k != "attn_norm"}
 _FEED_FORWARD = {stem: path.replace("mlp.", "feed_forward.") for stem, path in MLP.items()}
-_DELTA = LLAMA | QK_NORM | {
+DELTA = LLAMA | QK_NORM | {
     "post_attention_norm": "post_attention_layernorm", "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
     "ssm_conv1d": "linear_attn.conv1d", "ssm_dt": f"linear_attn{PARAMETER}dt_bias", "ssm_a": f"linear_attn{PARAMETER}A_log",
     "ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b", "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }  # fmt: skip
-del _DELTA["ffn_norm"]
-_DELTA_EXPERTS = (
-    routed("mlp.experts", "mlp.gate") | shared("mlp.shared_expert") | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
-)
+del DELTA["ffn_norm"]
+DELTA_EXPERTS = routed("mlp.experts", "mlp.gate") | shared("mlp.shared_expert") | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
 _QWEN3NEXT = (
-    _DELTA
-    | _DELTA_EXPERTS
+    DELTA
+    | DELTA_EXPERTS
     | {
         "attn_qkv": f"linear_attn.in_proj_qkvz{PART}0",
         "attn_gate": f"linear_attn.in_proj_qkvz{PART}1",
         "ssm_ba": "linear_attn.in_proj_ba",
     }
 )
-_DELTA_ORDERS = {
-    "attn_qkv": _queries_keys_values, "ssm_conv1d": _queries_keys_values, "attn_gate": _values_of("linear_value_head_dim"),
-    "ssm_dt": _values_of(None), "ssm_a": _values_of(None), "ssm_alpha": _values_of(None), "ssm_beta": _values_of(None),
+DELTA_ORDERS = {
+    "attn_qkv": _queries_keys_values, "ssm_conv1d": _queries_keys_values, "attn_gate": values_of("linear_value_head_dim"),
+    "ssm_dt": values_of(None), "ssm_a": values_of(None), "ssm_alpha": values_of(None), "ssm_beta": values_of(None),
 }  # fmt: skip
 _LFM2 = _HYBRID_ATTENTION | {
     "attn_norm": "operator_norm", "attn_output": "self_attn.out_proj", "attn_q_norm": "self_attn.q_layernorm",
@@ -420,7 +419,7 @@ _BAILING3 = {stem: path for stem, path in _KIMI_LINEAR.items() if not stem.start
     "ssm_g_a": "self_attn.g_proj",
     "ssm_f_a": "self_attn.forget_gate.f_proj",
 }
-_KIMI_CONVOLUTIONS = {f"ssm_conv1d_{w}": lambda a: convolution(a.reshape(-1, a.shape[-1])) for w in "qkv"}
+_KIMI_CONVOLUTIONS = {f"ssm_conv1d_{w}": lambda c, a: convolution(c, a.reshape(-1, a.shape[-1])) for w in "qkv"}
 _GRANITE_HYBRID = (
     ATTENTION
     | _mamba2("mamba")
@@ -441,7 +440,7 @@ FALCON_MAMBA = Architecture(
     heads=False,
     varying=True,
     eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
-    changes=_MAMBA_CHANGES,
+    changes=MAMBA_CHANGES,
     fields=_SSM,
     extra=lambda keys, config: _mamba_sizes(keys, config) | {"mixer_rms_eps": config["layer_norm_epsilon"]},
 )
@@ -455,7 +454,7 @@ RECURRENT: dict[str, Architecture] = {
         experts=True,
         splits=FUSED_QKV,
         joins=LATENT_JOINS,
-        changes=_KIMI_CONVOLUTIONS | {"ssm_a": lambda a: log_of_negative(-a).reshape(-1)},
+        changes=_KIMI_CONVOLUTIONS | {"ssm_a": lambda c, a: log_of_negative(c, -a).reshape(-1)},
         extra=_bailing3,
     ),
     "falcon-h1": Architecture(
@@ -488,7 +487,7 @@ RECURRENT: dict[str, Architecture] = {
         top=_FINAL_NORM,
         varying=True,
         experts=None,
-        changes=_MAMBA_CHANGES,
+        changes=MAMBA_CHANGES,
         extra=_jamba,
     ),
     "kimi-linear": Architecture(
@@ -498,7 +497,7 @@ RECURRENT: dict[str, Architecture] = {
         experts=True,
         splits=FUSED_QKV,
         joins=LATENT_JOINS,
-        changes=_KIMI_CONVOLUTIONS | {"ssm_a": lambda a: log_of_negative(a).reshape(1, 1, -1, 1)},
+        changes=_KIMI_CONVOLUTIONS | {"ssm_a": lambda c, a: log_of_negative(c, a).reshape(1, 1, -1, 1)},
         computed=("rope_parameters",),
         extra=_kimi_linear,
     ),
@@ -531,7 +530,7 @@ RECURRENT: dict[str, Architecture] = {
         heads=False,
         varying=True,
         eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
-        changes=_MAMBA_CHANGES,
+        changes=MAMBA_CHANGES,
         fields=_SSM,
         extra=_mamba_sizes,
     ),
@@ -568,27 +567,27 @@ RECURRENT: dict[str, Architecture] = {
     ),
     "qwen35": Architecture(
         "qwen3_5_text",
-        _DELTA,
+        DELTA,
         norm_offset=True,
         plain_norms=("ssm_norm",),
         partial=True,
-        changes=_MAMBA_CHANGES,
-        orders=_DELTA_ORDERS,
-        columns={"ssm_out": _values_of("linear_value_head_dim")},
+        changes=MAMBA_CHANGES,
+        orders=DELTA_ORDERS,
+        columns={"ssm_out": values_of("linear_value_head_dim")},
         extra=_delta,
     ),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text",
-        _DELTA | _DELTA_EXPERTS,
+        DELTA | DELTA_EXPERTS,
         norm_offset=True,
         plain_norms=("ssm_norm",),
         partial=True,
         varying=True,
         experts=True,
-        changes=_MAMBA_CHANGES,
-        orders=_DELTA_ORDERS,
-        columns={"ssm_out": _values_of("linear_value_head_dim")},
-        extra=_delta_moe,
+        changes=MAMBA_CHANGES,
+        orders=DELTA_ORDERS,
+        columns={"ssm_out": values_of("linear_value_head_dim")},
+        extra=delta_moe,
     ),
     "qwen3next": Architecture(
         "qwen3_next",
@@ -598,9 +597,9 @@ RECURRENT: dict[str, Architecture] = {
         partial=True,
         varying=True,
         experts=True,
-        changes=_MAMBA_CHANGES,
+        changes=MAMBA_CHANGES,
         orders={"linear_attn.in_proj_qkvz": _by_key_head},
-        extra=_delta_moe,
+        extra=delta_moe,
     ),
 }
 """GGUF architectures with recurrent or convolutional layers."""

@@ -103,7 +103,7 @@ def _candidates(architecture: Architecture, keys: Keys, names: Mapping[str, Any]
         return sorted(LEAVES, key=lambda leaf: leaf.removesuffix("weight") not in ends[stem])
 
     for stem in architecture.top:
-        yield from (f"{stem}.{leaf}" for leaf in leaves(stem) if leaf)
+        yield from (f"{stem}.{leaf}" if leaf else stem for leaf in leaves(stem))
     stems = list(dict.fromkeys((*architecture.names, *architecture.splits)))
     for layer in range(keys.layers):
         for stem in stems:

@@ -31,10 +31,12 @@ from ..tensor.qtensor import QTensor
 from .architecture import EXPERTS, PARAMETER, Architecture, Field
 from .architectures import ARCHITECTURES, MIXTRAL
 from .config import settings_of
+from .cycles import hrm_text
+from .mixtures import COHERE2_MOE_RMS
 from .names import INPUTS_FIRST, ONE_ROW, row_order, unsupported
 from .pairs import Header, metadata_of, pair
 from .rotation import attention_factor, stored_factors
-from .stated import CONSTANT, SAME_MODEL, SHARED_WIDTHS, STATED, UNSTATED
+from .stated import BARE, CONSTANT, DERIVED, SAME_MODEL, SHARED_WIDTHS, STATED
 from .view import INTERLEAVED
 
 _NEEDED = (
@@ -99,7 +101,7 @@ class GGUFView(View):
         if not (find_spec("transformers") and find_spec("tokenizers")):
             raise UnsupportedError(_NEEDED.format(path=source.path))
         self.settings = _settings(source)
-        self.arch, self.architecture = architecture_for(source, str(self.settings.model_type))
+        self.arch, self.architecture = _variant(*architecture_for(source, str(self.settings.model_type)), self.settings)
         self.heads = int(self.settings.num_attention_heads)
         self.head_dim = int(getattr(self.settings, "head_dim", None) or self.settings.hidden_size // self.heads)
         self.notes: list[str] = []
@@ -169,6 +171,9 @@ class GGUFView(View):
             if path in tops:
                 yield f"{tops[path]}.{leaf}", tops[path], 0, _Piece(key)
                 return
+            if (stem := tops.get(f"{path}{PARAMETER}{leaf}")) is not None:
+                yield stem, stem, 0, _Piece(key)
+                return
             if candidate.startswith(layers):
                 number, _, within = candidate.removeprefix(layers).partition(".")
                 if number.isdigit():
@@ -191,7 +196,8 @@ class GGUFView(View):
         path, _, leaf = within.rpartition(".")
         if f"{path}{PARAMETER}{leaf}" in stems:
             stem = stems[f"{path}{PARAMETER}{leaf}"]
-            yield f"{start}{stem}.{'bias' if stem == 'exp_probs_b' else 'weight'}", stem, 0, _Piece(key)
+            end = "" if stem in BARE.get(self.arch, ()) else ".bias" if stem == "exp_probs_b" else ".weight"
+            yield f"{start}{stem}{end}", stem, 0, _Piece(key)
         elif path in stems:
             yield f"{start}{stems[path]}.{leaf}", stems[path], 0, _Piece(key)
         for fused, parts in _FUSED.items():
@@ -386,12 +392,13 @@ class GGUFView(View):
         fields: tuple[Field, ...] = (*self.architecture.fields, *STATED.get(self.arch, ()))
         stated += [(f.key, kinds[f.kind], get(f.name)) for f in fields]
         stated += CONSTANT.get(self.arch, ())
+        stated += DERIVED.get(self.arch, lambda settings: [])(self.settings)
         if self.arch in SHARED_WIDTHS:
             width, count = map(get, SHARED_WIDTHS[self.arch])
             stated.append(("expert_shared_feed_forward_length", "uint32", width * (1 if count is None else count) or None))
         last: dict[str, tuple[str, Any]] = {}
         for key, kind, value in stated:
-            value = value[0] if isinstance(value, list) and value else value
+            value = value[0] if isinstance(value, list) and value and not kind.startswith("array") else value
             if value is not None:
                 last[key] = (kind, value)
         return [pair(f"{self.arch}.{key}", kind, value) for key, (kind, value) in last.items()]
@@ -551,9 +558,13 @@ def architecture_for(source: Checkpoint, model_type: str) -> tuple[str, Architec
         raise UnsupportedError(
             f"[convert] {source.path}: {model_type} changes tensors on the way into a GGUF ({feature}); give --like"
         )
-    if name in UNSTATED:
-        raise UnsupportedError(
-            f"[convert] {source.path}: the key-values of a GGUF of {name} ({model_type}) are read here and not written; give "
-            "--like a GGUF of the same model"
-        )
     return name, ARCHITECTURES[name]
+
+
+def _variant(name: str, architecture: Architecture, settings: Any) -> tuple[str, Architecture]:
+    """The table of a model, which for some names depends on the configuration."""
+    if name == "hrm_text":
+        return name, hrm_text(int(settings.num_layers_per_stack))
+    if name == "cohere2moe" and getattr(settings, "rms_norm_eps", None):
+        return name, COHERE2_MOE_RMS
+    return name, architecture

@@ -25,6 +25,16 @@ from ..spec import Format
 from ..tensor.qtensor import QTensor
 
 
+class DeviceName(str):
+    """The name of a device ("cpu", "cuda:1"), with the `type` that code written for tensors reads."""
+
+    __slots__ = ()
+
+    @property
+    def type(self) -> str:
+        return self.partition(":")[0]
+
+
 class PackedWeight:
     """One weight on one device. Immutable: copying a module shares it.
 
@@ -45,7 +55,7 @@ class PackedWeight:
         source: QTensor | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.prepared, self.device, self.backend, self.activations = prepared, device, backend, activations
+        self.prepared, self.device, self.backend, self.activations = prepared, DeviceName(device), backend, activations
         self.dtype = dtype
         self._origin: tuple[str, dict[str, Any]] = ("", {})
         self._source: QTensor | None = None

@@ -40,6 +40,8 @@ from .file import Files, GGUFFile
 from .metadata import Metadata
 from .runnable import refusal
 
+TOKEN_TABLES = (".ffn_gate_tid2eid.weight",)
+"""Ends of tensors of integers: DeepSeek V4's experts of each token."""
 GEMMA4_SCALES = (".ffn_gate_inp.scale", ".ffn_down_exps.scale")
 """Gemma 4's own numbers, which belong to no layout: what its router's inputs are multiplied with,
 and each expert's output.
@@ -195,7 +197,7 @@ class GGUFCheckpoint(Checkpoint):
             dtype = str(header.type.plain)
             if owner and code_like(name, dtype, header.shape):
                 owner = packed[owner]
-            if self._is_gemma4 and name.endswith(GEMMA4_SCALES):
+            if (self._is_gemma4 and name.endswith(GEMMA4_SCALES)) or (dtype == "int32" and name.endswith(TOKEN_TABLES)):
                 entries.append(Entry("tensor", name, DENSE))
                 continue
             entries.append(sort_tensor(name, dtype, header.shape, owner, tensors))

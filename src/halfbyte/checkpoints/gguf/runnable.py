@@ -14,24 +14,23 @@ from .metadata import Metadata
 
 READ = frozenset(
     {
-        "afmoe", "apertus", "arcee", "baichuan", "bailingmoe2", "bailingmoe3", "bert", "bitnet", "bloom", "chatglm", "codeshell",
-        "cohere2", "cohere2moe", "command-r", "dbrx", "deepseek2", "deepseek32", "dots1", "ernie4_5", "ernie4_5-moe", "eurobert",
-        "exaone", "exaone-moe", "exaone4", "falcon", "falcon-h1", "gemma", "gemma-embedding", "gemma2", "gemma3", "gemma3n",
-        "gemma4", "glm-dsa", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox", "granite", "granite_swa", "granitehybrid",
-        "granitemoe", "hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "hy_v3", "hy_v4", "internlm2", "jais2", "jamba",
-        "jina-bert-v3", "kimi-linear", "laguna", "lfm2", "lfm2moe", "llama", "llama-embed", "llama4", "maincoder", "mamba",
-        "mamba2", "mellum", "mimo2", "minicpm", "minicpm3", "minimax-m2", "mistral3", "mistral4", "modern-bert", "mpt",
-        "nemotron", "nemotron_h", "nemotron_h_moe", "nomic-bert", "olmo", "olmo2", "olmoe", "orion", "paddleocr",
-        "pangu-embedded", "phi2", "phi3", "phimoe", "qwen", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe",
-        "qwen3moe", "qwen3next", "qwen3vl", "qwen3vlmoe", "seed_oss", "smallthinker", "smollm3", "stablelm", "starcoder",
-        "starcoder2", "t5", "t5encoder", "xverse",
+        "afmoe", "apertus", "arcee", "baichuan", "bailingmoe2", "bailingmoe3", "bert", "bitnet", "bloom", "chatglm",
+        "codeshell", "cohere2", "cohere2moe", "command-r", "dbrx", "deepseek2", "deepseek32", "deepseek4", "dots1", "dots3note",
+        "ernie4_5", "ernie4_5-moe", "eurobert", "exaone", "exaone-moe", "exaone4", "falcon", "falcon-h1", "gemma",
+        "gemma-embedding", "gemma2", "gemma3", "gemma3n", "gemma4", "glm-dsa", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox",
+        "granite", "granite_swa", "granitehybrid", "granitemoe", "hrm_text", "hunyuan-dense", "hunyuan-moe", "hunyuan_vl",
+        "hy_v3", "hy_v4", "internlm2", "jais2", "jamba", "jina-bert-v3", "kimi-linear", "laguna", "lfm2", "lfm2moe", "llama",
+        "llama-embed", "llama4", "maincoder", "mamba", "mamba2", "mellum", "mimo2", "minicpm", "minicpm3", "minimax-m2",
+        "minimax-m3", "mistral3", "mistral4", "modern-bert", "mpt", "nemotron", "nemotron_h", "nemotron_h_moe", "nomic-bert",
+        "olmo", "olmo2", "olmoe", "orion", "paddleocr", "pangu-embedded", "phi2", "phi3", "phimoe", "qwen", "qwen2", "qwen2moe",
+        "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen3vl", "qwen3vlmoe", "qwen4exp", "seed_oss",
+        "smallthinker", "smollm3", "stablelm", "starcoder", "starcoder2", "t5", "t5encoder", "xverse",
     }
 )  # fmt: skip
 """Values of general.architecture whose files become transformers models."""
 
 NO_MODEL = "transformers has no such model"
 NO_DECODER = "it does not continue text, and has no table here: an encoder, a projector or a decoder of sound or drafts"
-NO_TABLE = "its tensors have no table here yet, though transformers has the model"
 NO_FORMAT = "llama.cpp has its name alone: no files are written, and it does not run them"
 WHOLE_HEADS = "its files rotate half of each head, and transformers' class of it the whole"
 WITH_VISION = "transformers has it only together with the tower for images, whose tensors the file does not have"
@@ -42,7 +41,6 @@ _GROUPS = {
         "bailingmoe llada llada-moe dream grovemoe rnd1 cogvlm spark2_5 kimi-k3 talkie nanbeige deepseek"
     ),
     NO_DECODER: ("clip nomic-bert-moe neo-bert jina-bert-v2 wavtokenizer-dec eagle3 dflash gemma4-assistant qwen3tts pockettts"),
-    NO_TABLE: "deepseek4 dots3note hrm_text minimax-m3 qwen4exp",
     NO_FORMAT: "gptj",
     WHOLE_HEADS: "minimax-01",
     WITH_VISION: "chameleon deepseek2-ocr glm5-next muse-glimmer step35",

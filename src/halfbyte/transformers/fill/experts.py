@@ -33,8 +33,10 @@ from .module_paths import Slot
 Keys = Mapping[Slot, str]
 """Slot -> key, of one experts module."""
 
-_CLAMPED = ("GptOssExperts",)
-"""Experts whose gate is gpt-oss's."""
+_CLAMPED = {"GptOssExperts": ("alpha", "limit", True), "MiniMaxM3VLExperts": ("swiglu_alpha", "swiglu_limit", False)}
+"""Experts whose gate is gpt-oss's: the attributes of its two numbers, and whether rows of gate and up
+alternate.
+"""
 _LIMITED = {"DeepseekV4Experts": "limit", "HYV4Experts": "swiglu_limit"}
 """Experts whose gate is SiLU(min(gate, limit)) · clamp(up, −limit, limit), and the limit's
 attribute.
@@ -139,12 +141,13 @@ def gate_of(module: nn.Module) -> tuple[str, bool]:
     """
     name = type(module).__name__
     if name in _CLAMPED:
-        alpha, limit = float(module.alpha), float(module.limit)
+        *names, alternate = _CLAMPED[name]
+        alpha, limit = (float(getattr(module, attribute)) for attribute in names)
         if (alpha, limit) != (1.702, 7.0):
             raise UnsupportedError(
                 f"[load_model] {name} with alpha {alpha} and limit {limit}; 1.702 and 7 are computed on packed weights"
             )
-        return "swiglu_clamped", True
+        return "swiglu_clamped", alternate
     function = getattr(module, "act_fn", None)
     if not has_gate(module):
         if type(function).__name__ != "ReLUSquaredActivation":
