@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import torch
-from halfbyte.errors import UnsupportedError
+from halfbyte.errors import CheckpointError, UnsupportedError
 from halfbyte.generation.single import Generation, GenerationError, end_tokens
 from halfbyte.gguf_models.architectures import ARCHITECTURES
 from halfbyte.torch import packed_modules
@@ -203,7 +203,6 @@ def test_a_larger_baichuan_is_refused(tmp_path, monkeypatch):
             "with a stretched rotation",
         ),
         ("hy_v4", ("swiglu_clamp_exp", "array[float32]", [0.5, 0.5, 0.7]), "whose experts are limited to .* takes one limit"),
-        ("hrm_text", ("attention.head_count_kv", "uint32", 2), "whose keys have fewer heads than queries"),
         ("deepseek4", ("expert_gating_func", "uint32", 2), "that scores experts by function 2; 4 .sqrtsoftplus. is read"),
         ("deepseek4", ("expert_weights_norm", "bool", 0), "whose weights of experts do not add up to one"),
         ("deepseek4", ("expert_shared_count", "uint32", 2), "with 2 shared experts"),
@@ -218,7 +217,11 @@ def test_a_larger_baichuan_is_refused(tmp_path, monkeypatch):
         ("dots3note", ("expert_weights_norm", "bool", 0), "whose weights of experts do not add up to one"),
         ("minimax-m3", ("attention.indexer.head_count", "uint32", 1), "whose indexer has 1 heads and keys 2"),
         ("minimax-m3", ("expert_shared_count", "uint32", 2), "with 2 shared experts"),
-        ("qwen4exp", ("attention.compress_ratios", "array[int32]", [0, 0]), r"choose among blocks of \[0\] tokens"),
+        (
+            "qwen4exp",
+            ("attention.compress_ratios", "array[int32]", [0, 0]),
+            r"whose layers of attention choose among blocks of \[0\] tokens",
+        ),
         ("qwen4exp", ("ple.layers", "array[int32]", [0, 1]), r"with embeddings of several tokens in layers \[0, 1\]"),
         ("dbrx", ("attention.layer_norm_epsilon", "float32", 1e-6), "whose norms' epsilon is 1e-06; .* has 1e-5"),
     ],
@@ -234,6 +237,17 @@ def test_what_the_class_does_not_compute_is_refused(tmp_path, monkeypatch, case,
     monkeypatch.setattr(GGUF, "bytes", changed)
     path = write_family(tmp_path / "m.gguf", case, family_model(case))
     with pytest.raises(UnsupportedError, match=f"a {case} model {why}"):
+        load_model(path)
+
+
+def test_hrm_texts_cycles_make_the_number_of_its_layers(tmp_path, monkeypatch):
+    monkeypatch.setitem(
+        FAMILIES, "hrm_text", (FAMILIES["hrm_text"][0], [*FAMILIES["hrm_text"][1], ("block_count", "uint32", 16)])
+    )
+    path = write_family(tmp_path / "m.gguf", "hrm_text", family_model("hrm_text"))
+    with pytest.raises(
+        CheckpointError, match=r"'hrm_text\.block_count' is 16; 2 high cycles of 2 low ones and 2 layers a stack make 12"
+    ):
         load_model(path)
 
 
