@@ -1,7 +1,8 @@
 """Compare the tokenizers that halfbyte builds from GGUF headers with llama.cpp's, on random Unicode
 text.
 
-    python tools/compare_gguf_tokenizers.py FOLDER [--strings 20000] [--seed 0] [--only NAME] [--make]
+    python tools/compare_gguf_tokenizers.py FOLDER [--strings 20000] [--seed 0] [--only NAME]
+                                            [--make]
 
 FOLDER holds vocabularies (`ggml-vocab-*.gguf` of llama.cpp's models folder). Needs
 llama-cpp-python. For each file it prints how many strings have other tokens, the first few, which

@@ -406,8 +406,8 @@ def dbrx(hidden: int) -> Family:
 
 
 def deepseek4(hidden: int) -> Family:
-    """Layers with a window alone, with keys of four tokens of which two are chosen, and with keys of
-    128, which the text has none of. Experts of the first layer go by the token.
+    """Layers with a window alone, with keys of four tokens of which two are chosen, and with keys
+    of 128, which the text has none of. Experts of the first layer go by the token.
     """
     width, index = (32 if hidden == 64 else hidden), max(64, hidden // 2)
     base = {"partial_rotary_factor": 0.5}

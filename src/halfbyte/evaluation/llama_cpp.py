@@ -104,9 +104,9 @@ def against_llama_cpp(
 ) -> Against:
     """Run both over the windows.
 
-    other  loads the same model in the other class of activations: exact for one that rounds them to
-           8 bits, rounded for an exact one. It is called where a greedy token differs; without it no
-           difference counts as a tie
+    other  loads the same model in the other class of activations: exact for one that rounds them
+           to 8 bits, rounded for an exact one. It is called where a greedy token differs; without
+           it no difference counts as a tie
     Raises EvaluationError where llama.cpp is missing, does not open the file, or has another number
     of tokens.
     """

@@ -131,9 +131,8 @@ def _glm_dsa(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dots3_note(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    """Local layers, of which each has a window, have sizes of their own; the others have an indexer.
-    The file has the root of width over rank in the norms' weights, which transformers multiplies
-    by it.
+    """Local layers, which have a window, have sizes of their own; the others have an indexer. The
+    file has the root of width over rank in the norms' weights, where transformers multiplies by it.
     """
     local = keys.flags("attention.sliding_window_pattern", keys.layers)
     if local is None:
@@ -209,8 +208,9 @@ def _hy_v4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# Hy4's checkpoint has rotated channels in pairs: llama.cpp, vLLM and SGLang rotate pairs, of rows as they are. transformers
-# renames the same rows and rotates halves. So the original is transformers' model with its rows in the order of halves.
+# Hy4's checkpoint has rotated channels in pairs: llama.cpp, vLLM and SGLang rotate pairs, of rows
+# as they are; transformers renames the same rows and rotates halves. So the original is
+# transformers' model with its rows in the order of halves.
 def _rotated_last(length: Callable[[Any], int]) -> Order:
     """Heads of a length whose last channels rotate: by pairs in the file, by halves here."""
 

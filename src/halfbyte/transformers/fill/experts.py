@@ -34,8 +34,8 @@ Keys = Mapping[Slot, str]
 """Slot -> key, of one experts module."""
 
 _CLAMPED = {"GptOssExperts": ("alpha", "limit", True), "MiniMaxM3VLExperts": ("swiglu_alpha", "swiglu_limit", False)}
-"""Experts whose gate is gpt-oss's: the attributes of its two numbers, and whether rows of gate and up
-alternate.
+"""Experts whose gate is gpt-oss's: the attributes of its two numbers, and whether rows of gate and
+up alternate.
 """
 _LIMITED = {"DeepseekV4Experts": "limit", "HYV4Experts": "swiglu_limit"}
 """Experts whose gate is SiLU(min(gate, limit)) · clamp(up, −limit, limit), and the limit's
