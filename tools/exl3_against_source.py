@@ -1,17 +1,21 @@
 """EXL3's codebooks, bit stream and tile order against ExLlamaV3's own functions, run on the CPU.
 
-    python tools/exl3_against_source.py CLONE_OF_EXLLAMAV3      (g++ is needed)
+    python tools/exl3_against_source.py FOLDER      (a clone of ExLlamaV3, or its wheel unpacked; g++ is needed)
 
 `decode_3inst` of codebook.cuh and `unpack_trellis_kernel` of pack.cu are compiled as C++ with
 definitions of the CUDA words that they use: half arithmetic in double, where these sums and
 products are exact, rounded by NumPy; one PTX instruction, lop3 with table 0x6a, is (a & b) ^ c.
-`tensor_core_perm` of quantize.py is executed with NumPy in place of torch. Nothing of ExLlamaV3 is
-in this repository. Prints what is equal; the exit status is 1 when anything is not.
+`tensor_core_perm` of quantize.py is executed with NumPy in place of torch. Where torch is
+installed, a weight of their states and codebook values, rotated and scaled by `preapply_had_l`,
+`preapply_had_r` and `get_hadamard_dt` in float64 as `get_weight_tensor` of exl3.py does, is
+compared with what the layout reads. Nothing of ExLlamaV3 is in this repository. Prints what is
+equal; the exit status is 1 when anything is not.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import subprocess
 import sys
@@ -100,7 +104,8 @@ def main(clone: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "run.cpp"), Path(folder, "run")
         source.write_text(WORDS + codebook + kernel[: kernel.index("\n}") + 2] + MAIN, "utf-8")
-        subprocess.run(["g++", "-O1", "-fno-strict-aliasing", "-o", program, source], check=True)
+        flags = ["-DUSE_ROCM", f"-I{quant}"]  # newer sources have plain C++ for their PTX under that word
+        subprocess.run(["g++", "-O1", "-fno-strict-aliasing", *flags, "-o", program, source], check=True)
         given = b"".join(p.tobytes() for p in packed.values())
         made = subprocess.run([program], input=given, capture_output=True, check=True).stdout
     size = 3 * 65536 * 8
@@ -121,7 +126,54 @@ def main(clone: Path) -> int:
         ours = exl3.states(packed[bits]).reshape(16, 64, 16)[rows, :, columns].T
         failed += not np.array_equal(ours, want)
         print(f"{bits} bits: {int((ours == want).sum())} of {want.size} states equal, in the order of tensor_core_perm")
-    return int(failed > 0)
+    return int(failed + not_equal_weights(clone, packed, tables, states, (rows, columns)) > 0)
+
+
+def rotations(clone: Path) -> dict[str, Any]:
+    """`preapply_had_l` and `preapply_had_r` with the Hadamard matrices of hadamard.py, in float64."""
+    import math
+
+    import torch
+
+    file = clone / "exllamav3" / "util" / "hadamard.py"
+    names: dict[str, Any] = {"__file__": str(file), "__name__": "hadamard"}
+    exec(file.read_text("utf-8").replace("from ..ext import exllamav3_ext as ext", ""), names)
+    source = (clone / "exllamav3" / "modules" / "quant" / "exl3_lib" / "quantize.py").read_text("utf-8")
+    wanted = ("preapply_had_l", "preapply_had_r")
+    found = [ast.unparse(f) for f in ast.parse(source).body if isinstance(f, ast.FunctionDef) and f.name in wanted]
+    names |= {"math": math, "torch": torch, "_HAD_MAX_GEMM_ROWS": 1 << 19}
+    exec("\n".join(found).replace("torch.float)", "torch.float64)"), names)
+    return names
+
+
+def not_equal_weights(clone: Path, packed: dict[int, Any], tables: Any, states: Any, order: tuple[Any, Any]) -> int:
+    """Number of weights (128, 128), one for each codebook and width, whose values differ."""
+    try:
+        names = rotations(clone)
+    except ImportError:
+        print("without torch: no rotations compared")
+        return 0
+    import torch
+    from halfbyte.layouts import LAYOUTS
+
+    markers = {"3inst": {}, "mcg": {"mcg": np.array(0xCBAC1FED, np.uint32).view(np.int32)}}
+    markers["mul1"] = {"mul1": np.array(0x83DCD12D, np.uint32).view(np.int32)}
+    rng, failed = np.random.default_rng(1), 0
+    for (name, table), (bits, found) in itertools.product(
+        zip(exl3.CODEBOOKS, tables, strict=True), zip(packed, states, strict=True)
+    ):
+        tiles = np.empty((64, 16, 16))
+        tiles[:, order[0], order[1]] = table[found]
+        inner = tiles.reshape(8, 8, 16, 16).swapaxes(1, 2).reshape(128, 128)
+        scales = {s: (rng.standard_normal(128) * 0.1).astype(np.float16) for s in ("suh", "svh")}
+        w = names["preapply_had_l"](torch.from_numpy(inner), 128) * torch.from_numpy(scales["suh"].astype(np.float64))[:, None]
+        w = names["preapply_had_r"](w, 128) * torch.from_numpy(scales["svh"].astype(np.float64))
+        tensors = {"trellis": packed[bits].reshape(8, 8, 16 * bits), **scales, **markers[name]}
+        ours = LAYOUTS["exl3"].unpack(tensors, {"bits": float(bits)}, "w").dequantize("float64")
+        off = float(np.abs(ours - w.numpy().T).max() / np.abs(ours).max())
+        failed += off > 1e-14
+        print(f"{bits} bits, {name}: a weight (128, 128) within {off:.1g} of its largest value")
+    return failed
 
 
 if __name__ == "__main__":

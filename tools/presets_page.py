@@ -34,7 +34,8 @@ Refused: by name, with the reason. Not run: the producer does not run what it wr
 values of its own to compare. Not written: the producer itself does not write it on a machine
 without a GPU or without its optional packages, with the first words of its error. Run by `make
 test-ecosystem` (`tests/producers/test_presets_ecosystem.py`); `tools/presets_page.py` makes this
-page. GPTQModel is 7.5.0: 7.7.0 requires torch 2.14.1, the other environments have 2.13.
+page. GPTQModel's gemv, gemv_fast and llm-awq run on GPUs alone: its own functions pack them here,
+and what they packed is compared. Its environment has torch 2.14.1, the others 2.13.
 """
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from halfbyte.checkpoints.hub.repository import PATIENCE, human
 from halfbyte.cli import main
 from halfbyte.errors import CheckpointError
 from support.gguf_writer import GGUF, Q8_0, Tensor
-from support.hub_server import COMMIT, HubServer
+from support.hub_server import COMMIT, SPOILT, HubServer
 from support.safetensors_bytes import MLX, SHARDS, A, B, gptq_weight, mlx_weight, two_shards, under, write
 
 N, K = 2048, 4096
@@ -284,6 +285,59 @@ def test_a_spoilt_reply_is_an_error_with_a_way_on(hub, fault, said):
     assert said in message
     assert "hf download org/model --local-dir model" in message
     assert ".safetensors" in message
+
+
+@pytest.mark.parametrize("when", ["opening", "reading"])
+@pytest.mark.parametrize("fault", [*SPOILT, "hang-up"])
+def test_whatever_a_server_answers_is_an_error_with_the_name(hub, monkeypatch, fault, when):
+    """On opening and between two requests; within seconds, nothing of the weights is taken over."""
+    monkeypatch.setattr(repository, "ATTEMPTS", 2)
+    checkpoint = hb.open("org/model") if when == "reading" else None
+    hub.fault, sent = fault, len(hub.requests)
+    start = time.monotonic()
+    if checkpoint is None:
+        message = failure()
+    elif fault in ("zeros", "ones", "text"):  # its range, size and ETag are those of the file: bytes like any others
+        assert checkpoint[A].shape == (N, K)
+        return
+    else:
+        with pytest.raises(CheckpointError) as raised:
+            checkpoint[A]
+        message = str(raised.value)
+    assert "org/model" in message
+    assert len(message) < 1000
+    assert time.monotonic() - start < 10
+    assert len(hub.requests) - sent <= 60
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        [], {}, "files", 7, [None], [{}], [{"rfilename": "model.safetensors"}], [{"rfilename": "model.safetensors", "size": -1}],
+        [{"rfilename": "model.safetensors", "size": "9"}], [{"rfilename": "model.safetensors", "size": 10**30}],
+        [{"rfilename": "../model.safetensors", "size": 9}], [{"rfilename": "/etc/model.safetensors", "size": 9}],
+        [{"rfilename": "a\\model.safetensors", "size": 9}], [{"rfilename": "", "size": 9}], [{"rfilename": 5, "size": 9}],
+        [{"rfilename": "model.safetensors", "size": 3}], [{"rfilename": "model\x00.safetensors", "size": 900}],
+    ],
+    ids=lambda value: json.dumps(value)[:60],
+)  # fmt: skip
+def test_a_damaged_list_of_files_is_an_error_with_the_name(hub, listing):
+    hub.listing = listing
+    assert "org/model" in failure()
+
+
+@pytest.mark.parametrize("shard", [SHARDS[1], "model-00009-of-00009.safetensors", "", 5, None, "a/../../x.safetensors"])
+def test_an_index_that_names_another_shard_is_refused_by_its_name(hub, shard):
+    index = json.loads(hub.files["model.safetensors.index.json"])
+    if shard == SHARDS[1]:
+        del hub.files[shard]
+    else:
+        index["weight_map"][f"{B}.weight"] = shard
+    hub.files["model.safetensors.index.json"] = json.dumps(index).encode()
+    message = failure()
+    assert "org--model" in message  # the index is a file of the cache
+    assert "model.safetensors.index.json" in message
+    assert f"{B}.weight" in message or "'..'" in message
 
 
 def test_a_server_without_ranges_gives_headers_and_no_weights(hub):

@@ -19,10 +19,11 @@ pytest.importorskip("transformers")
 
 import halfbyte as hb
 from halfbyte.conversion import convert
+from halfbyte.layouts import LAYOUTS, config_readers
 from halfbyte.numerics.bits import unpack
 from halfbyte.verification.compare import verify
 from support import damage_cases
-from support.mutations import COMMANDS, MORE, Mutation, config_key, holds, leaves, mutations, outcome, values, write
+from support.mutations import COMMANDS, MORE, Mutation, config_key, holds, mutations, outcome, paths, values, write
 
 SAMPLE = 7
 """Mutations of each case that always run."""
@@ -47,7 +48,7 @@ def test_a_file_of_another_meaning_has_the_values_that_it_states(case, tmp_path)
     producer, kind, key = case
     folder = damage_cases.checkpoint(tmp_path, "llama", producer)
     config = json.loads((folder / "config.json").read_text())
-    path = next(p for p in leaves(config[config_key(config)]) if p[-1] == key)
+    path = next(p for p in paths(config[config_key(config)]) if p[-1] == key)
     damaged = tmp_path / "damaged"
     write(folder, Mutation("key", kind, path), damaged)
     with hb.open(folder) as whole:
@@ -97,6 +98,17 @@ def test_all_damage_is_right_or_refused_by_name(arch, producer, tmp_path):
     counts = run(tmp_path, arch, producer, [m for m in mutations(folder) if not damage_cases.exempt(producer, m)], load=True)
     print(f"{arch} {producer}: {dict(counts)}")
     assert counts["wrong"] == 0
+
+
+def test_every_layout_and_every_reader_of_a_config_has_a_row(tmp_path):
+    """But GGUF's, whose damage is test_gguf_damage.py's."""
+    layouts, readers = {"gguf"}, set()
+    for arch, producer in damage_cases.ROWS:
+        with hb.open(damage_cases.checkpoint(tmp_path / f"{arch}-{producer}", arch, producer)) as checkpoint:
+            layouts |= {checkpoint.reading(key).layout.name for key in checkpoint.packed_keys()}
+            readers.add(type(checkpoint.scheme))
+    assert layouts == set(LAYOUTS)
+    assert readers == {*config_readers(), type(None)}
 
 
 def test_the_comparison_of_values_can_fail():

@@ -7,6 +7,7 @@ is a valid one of other values must have those that onnxruntime computes.
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -229,6 +230,104 @@ def test_all_damage_is_right_or_refused_by_name(tmp_path):
     count, right, refused = check(tmp_path, None)
     print(f"{count} changes, {right} right, {refused} refused")
     assert count > 100
+
+
+HOSTILE: dict[str, Callable[[Any], None]] = {
+    "negative size": lambda t: t.dims.__setitem__(0, -1),
+    "smallest size": lambda t: t.dims.__setitem__(0, -(1 << 63)),
+    "largest size": lambda t: t.dims.__setitem__(0, (1 << 63) - 1),
+    "product that wraps": lambda t: t.dims.__setitem__(slice(None), [1 << 32, 1 << 32]),
+    "no values": lambda t: t.dims.__setitem__(0, 0),
+    "a scalar": lambda t: t.dims.__setitem__(slice(None), []),
+    "a value more": lambda t: t.dims.__setitem__(0, t.dims[0] + 1),
+    "a thousand axes": lambda t: t.dims.extend([1] * 1000),
+    "no bytes": lambda t: t.ClearField("raw_data"),
+    "a byte less": lambda t: setattr(t, "raw_data", t.raw_data[:-1]),
+    "a byte more": lambda t: setattr(t, "raw_data", t.raw_data + b"\0"),
+    "bytes and a typed field": lambda t: t.int32_data.append(1),
+    "no dtype": lambda t: setattr(t, "data_type", 0),
+    "an unknown dtype": lambda t: setattr(t, "data_type", 12345),
+    "strings": lambda t: setattr(t, "data_type", TensorProto.STRING),
+    "complex": lambda t: setattr(t, "data_type", TensorProto.COMPLEX64),
+    "a segment": lambda t: setattr(t.segment, "begin", 3),
+}
+"""What is done to one initializer."""
+COMPLETE = ("bytes and a typed field", "a segment")
+"""After which the bytes are still those of the whole tensor: it is read."""
+
+
+@pytest.mark.parametrize("damage", HOSTILE)
+def test_an_initializer_that_contradicts_itself_is_refused_by_name(damage, tmp_path):
+    """Each initializer of the model in turn, on opening or when its weight is read."""
+    graph, path = whole_model(), tmp_path / "m.onnx"
+    want = computed(graph, graph.save(tmp_path / "whole.onnx"))
+    assert want is not None
+    refused = 0
+    for i, tensor in enumerate(graph.model().graph.initializer):
+        model = graph.model()
+        HOSTILE[damage](model.graph.initializer[i])
+        path.write_bytes(model.SerializeToString())
+        found, message = right_or_refused(path, tmp_path)
+        refused += bool(message)
+        assert found is None or holds(found, want), (damage, tensor.name)
+        assert found is not None or named(message, ("tensor", damage, tensor.name, "")), (damage, tensor.name, message[:300])
+    assert refused > 0 or damage in COMPLETE
+
+
+def right_or_refused(path: Path, work: Path) -> tuple[dict[str, np.ndarray] | None, str]:
+    """(the values that `dequantize` writes, "") or (None, the refusal)."""
+    try:
+        return written(path, work / "out.safetensors", dense=True), ""
+    except HalfbyteError as error:
+        return None, str(error)
+
+
+def doubled(model: Any) -> None:
+    model.graph.initializer.append(model.graph.initializer[0])
+    model.graph.initializer[-1].raw_data = bytes(len(model.graph.initializer[0].raw_data))
+
+
+def inner(model: Any, op: str) -> None:
+    """The node that reads m and its initializers become the branches of an If, the body of a Loop."""
+    own = next(n for n in model.graph.node if n.op_type == "MatMulNBits")
+    body = helper.make_graph([own], "inner", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    for tensor in [t for t in model.graph.initializer if t.name.startswith("m.")]:
+        body.initializer.append(tensor)
+        model.graph.initializer.remove(tensor)
+    given = {"then_branch": body, "else_branch": body} if op == "If" else {"body": body}
+    node = helper.make_node(op, ["condition"] if op == "If" else ["", "condition"], ["y"], name="outer", **given)
+    model.graph.node.remove(own)
+    model.graph.node.append(node)
+
+
+def sparse(model: Any) -> None:
+    at = next(i for i, t in enumerate(model.graph.initializer) if t.name == "m.scales")
+    values = model.graph.initializer[at]
+    indices = helper.make_tensor("m.scales_indices", TensorProto.INT64, [128], list(range(128)))
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [128]))
+    del model.graph.initializer[at]
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (doubled, "m.weight_Q4"),
+        (lambda m: inner(m, "If"), "outer|m.weight_Q4|m: "),
+        (lambda m: inner(m, "Loop"), "outer|m.weight_Q4|m: "),
+        (sparse, "m.scales"),
+    ],
+    ids=["the same name twice", "in an If", "in a Loop", "sparse"],
+)  # fmt: skip
+def test_weights_elsewhere_than_in_the_graphs_list_are_named_or_right(damage, says, tmp_path):
+    graph, path = whole_model(), tmp_path / "m.onnx"
+    want = computed(graph, graph.save(tmp_path / "whole.onnx"))
+    assert want is not None
+    model = graph.model()
+    damage(model)
+    path.write_bytes(model.SerializeToString())
+    found, message = right_or_refused(path, tmp_path)
+    assert found is None or holds(found, want)
+    assert found is not None or re.search(says, message), message
 
 
 def test_load_model_says_what_an_onnx_model_is(tmp_path):

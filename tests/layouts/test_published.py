@@ -26,6 +26,7 @@ from halfbyte.conversion.to_dense import dequantize_checkpoint
 from halfbyte.errors import CheckpointError, HalfbyteError, UnsupportedError
 from halfbyte.layouts import LAYOUTS
 from halfbyte.layouts.claims import UNKNOWN
+from support.every_command import run
 
 E4M3, E8M0 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -923,6 +924,33 @@ def test_case_67_mixed_precision_as_the_exporter_writes_it(tmp_path: Path):
         scale = np.ldexp(1.0, np.repeat(exponents.astype(int), 32, 1) - 127)
         np.testing.assert_array_equal(values(folder, f"{path}.o_proj"), mx.astype(np.float64) * scale)
         assert severities(folder) == set()
+
+
+def test_offsets_of_modelopts_affine_caches_are_refused_by_name_and_let_through_when_allowed(tmp_path: Path):
+    """FP8_AFFINE_KV_CFG and NVFP4_AFFINE_KV_CFG write `k_bias` and `v_bias` beside the scales of
+    the caches: no weight depends on them, and nothing but their name says so.
+    """
+    codes = finite_e4m3(np.random.default_rng(23), 32, 64)
+    path = "model.layers.0.self_attn.k_proj"
+    tensors = {f"{path}.weight": codes, f"{path}.weight_scale": np.float32(0.5), f"{path}.k_scale": np.float32(1),
+               f"{path}.k_bias": np.ones(64, np.float32)}  # fmt: skip
+    config = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    folder = write(tmp_path / "in", tensors, config)
+    lines = {"inspect": 1, "dequantize": 2, "convert": 2, "verify": 1, "quantize": 2}
+    rest: dict[str, list[Any]] = {
+        "inspect": [],
+        "dequantize": [tmp_path / "dense"],
+        "convert": [tmp_path / "own", "--to", "halfbyte"],
+        "verify": [folder],
+        "quantize": [tmp_path / "again", "--to", "halfbyte:int8:g32", "--from-packed"],
+    }
+    for command, status in lines.items():
+        code, said = run(command, folder, *rest[command])
+        assert (code, f"{path}.k_bias" in said.replace("\n", "")) == (status, True), (command, said)
+    code, said = run("dequantize", folder, tmp_path / "dense", "--dtype", "float32", "--allow-unknown", "*.k_bias")
+    assert code == 0, said
+    with hb.open(tmp_path / "dense") as dense:
+        assert np.array_equal(dense[f"{path}.weight"], codes.astype(np.float32) / 2)
 
 
 def test_case_69_mixed_precision_without_a_table_over_other_tensors_is_refused(tmp_path: Path):

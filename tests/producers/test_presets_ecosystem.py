@@ -799,14 +799,17 @@ def gptqmodel(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
     from gptqmodel import BACKEND, GPTQModel
     from gptqmodel.quantization import config as settings
     from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
+    from gptqmodel.utils import threadx
 
     import torch
     from support.tiny_tokenizer import write_tokenizer
 
+    # A worker ends the process after an error that its task already reports.
+    threadx._DeviceWorker._abort_process = lambda worker, error: None
     method, form, bits = scheme.split(", ")
     packed = gptqmodel_packing() if form in ("gemv", "gemv_fast", "llm-awq") else None
     dense = folder.parent / f"{folder.name}-dense"
-    tiny(arch).to(torch.bfloat16).save_pretrained(dense)
+    tiny(arch).to(torch.bfloat16 if packed is None else torch.float16).save_pretrained(dense)  # its kernels' dtype
     write_tokenizer(dense)
     classes = {"fp8": "FP8Config", "gguf": "GGUFConfig", "bitsandbytes": "BitsAndBytesConfig", "exl3": "EXL3Config"}
     if method in classes:
@@ -816,14 +819,14 @@ def gptqmodel(arch: str, scheme: str, folder: Path) -> Callable[[], Values]:
     else:
         config = settings.QuantizeConfig(
             bits=int(bits),
-            group_size=64 if form.startswith("gemv") else 32,
+            group_size={"gemv": 64, "gemv_fast": 64, "qqq": 128}.get(form, 32),
             quant_method=method,
             format=form,
             device="cpu",
             offload_to_disk=False,
             sym=method != "awq",
         )
-    model = GPTQModel.load(str(dense), config)
+    model = GPTQModel.load(str(dense), config, dtype="auto" if packed is None else torch.float16)
     texts = [torch.randint(3, 96, (64,), generator=torch.Generator().manual_seed(i)) for i in range(4)]
     backend = {"gptq": BACKEND.GPTQ_TORCH, "awq, gemm": BACKEND.AWQ_TORCH}.get(
         method if method == "gptq" else f"{method}, {form}", BACKEND.AUTO

@@ -1,5 +1,6 @@
-"""Checkpoints of layouts that halfbyte reads and conversions do not write, for the damage matrix: a
-llama of one layer whose feed-forward weights are packed, or a qwen3-moe whose experts are.
+"""Checkpoints of layouts and producers that halfbyte reads and the tiny models of tiny_models.py
+are not, for the damage matrix: a llama of one layer whose feed-forward weights are packed, or a
+qwen3-moe or gpt-oss whose experts are.
 
     folder = write_case("exl3", path)
 
@@ -12,8 +13,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 import halfbyte as hb
@@ -60,6 +62,25 @@ def sparse_24(rng: np.random.Generator, n: int, k: int) -> Tensors:
     return {"compressed": values, "bitmask": bits, "shape": shape, "weight_scale": dense["weight_scale"]}
 
 
+def packed(layout: str, codec: str, **options: Any) -> Callable[..., Tensors]:
+    """What makes the tensors of a layout of a random weight or stack, rounded to a codec."""
+
+    def make(rng: np.random.Generator, *shape: int) -> Tensors:
+        w = rng.standard_normal(shape).astype(np.float32)
+        w[..., 0, 0] = 8  # the largest of each matrix, since a stack may have one factor for all
+        q = hb.quantize(w, codec, **options)
+        return LAYOUTS[layout].pack(q, LAYOUTS[layout].config(q))
+
+    return make
+
+
+def e8m0_tiles(rng: np.random.Generator, n: int, k: int) -> Tensors:
+    """DeepSeek-V4's scales: powers of two under `.scale`."""
+    codes = rng.integers(0, 0x7F, (n, k)).astype(np.uint8).view(ml_dtypes.float8_e4m3fn)
+    scales = np.ldexp(np.float32(1), rng.integers(-9, -3, (n // 32, k // 32)))
+    return {"weight": codes, "scale": scales.astype(ml_dtypes.float8_e8m0fnu)}
+
+
 def transform(rng: np.random.Generator, n: int, k: int) -> Tensors:
     q = hb.quantize(rng.standard_normal((n, k)).astype(np.float32), "int4:g32", scale_dtype="float32")
     matrix = (rng.integers(-8, 8, (k, k)) / 8).astype(np.float32)
@@ -85,58 +106,146 @@ def linear_group(weights: dict[str, Any], word: str) -> dict[str, Any]:
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
 V_INPUT = {"type": "random-matrix", "apply": [{"targets": ["re:.*mlp.*"], "location": "input", "inverse": False}]}
 UINT4 = {"dtype": "uint4", "qscheme": "per_group", "group_size": 32, "symmetric": False, "ch_axis": -1}
-CASES: dict[str, tuple[Callable[..., Tensors], dict[str, Any]]] = {
-    "exl3": (exl3, {"quant_method": "exl3", "bits": 3.0, "head_bits": 6, "codebook": "mcg", "version": "1.0"}),
-    "nvfp4-svd": (nvfp4_svd, {"quant_method": "modelopt", "quant_algo": "NVFP4_SVD", "group_size": 16, "ignore": ["lm_head"]}),
-    "ct-marlin-24": (marlin_24, linear_group({**INT4, "group_size": 128}, "marlin-24")),
-    "ct-sparse-24": (
+FP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0", "symmetric": None, "ch_axis": -1}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "modules_to_not_convert": ["self_attn", "lm_head"]}
+ATTENTION = {f"model.layers.0.self_attn.{p}_proj": {"bits": 16} for p in "qkvo"}
+AUTOROUND = {
+    "quant_method": "auto-round",
+    "bits": 4,
+    "group_size": 32,
+    "sym": False,
+    "data_type": "int",
+    "iters": 200,
+    "extra_config": {**ATTENTION, ".*lm_head": {"bits": 16}},
+}
+
+
+def quark(weight: dict[str, Any], **export: Any) -> dict[str, Any]:
+    """Quark's config of the feed-forward weights."""
+    words = {"pack_method": "reorder", "weight_format": "real_quantized", **export}
+    return {
+        "quant_method": "quark",
+        "global_quant_config": {"weight": weight},
+        "exclude": ["lm_head", "*self_attn*"],
+        "export": words,
+    }
+
+
+def fp8(**words: Any) -> dict[str, Any]:
+    """A config of `quant_method: fp8`."""
+    return {"quant_method": "fp8", "activation_scheme": "dynamic", "modules_to_not_convert": ["lm_head", "self_attn"], **words}
+
+
+def modelopt(algorithm: str, **words: Any) -> dict[str, Any]:
+    """ModelOpt's config of the feed-forward weights."""
+    return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head", "*self_attn*"], **words}
+
+
+def torchao(kind: str, **data: Any) -> dict[str, Any]:
+    """torchao's config of every module but the head."""
+    return {
+        "quant_method": "torchao",
+        "modules_to_not_convert": ["lm_head", "self_attn"],
+        "quant_type": {"default": {"_type": kind, "_data": data}},
+    }
+
+
+class Case(NamedTuple):
+    """make: the tensors of a weight (n, k) or of a stack (e, n, k); config: the quantization
+    config.
+    """
+
+    make: Callable[..., Tensors]
+    config: dict[str, Any]
+    arch: str = "llama"
+
+
+F16, F32 = {"scale_dtype": "float16"}, {"scale_dtype": "float32"}
+CASES: dict[str, Case] = {
+    "exl3": Case(exl3, {"quant_method": "exl3", "bits": 3.0, "head_bits": 6, "codebook": "mcg", "version": "1.0"}),
+    "nvfp4-svd": Case(nvfp4_svd, modelopt("NVFP4_SVD", group_size=16)),
+    "ct-marlin-24": Case(marlin_24, linear_group({**INT4, "group_size": 128}, "marlin-24")),
+    "ct-sparse-24": Case(
         sparse_24,
         linear_group({"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}, "float-quantized")
         | {"sparsity_config": {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}},
     ),
-    "ct-transform": (
+    "ct-transform": Case(
         transform,
         linear_group({**INT4, "group_size": 32}, "pack-quantized") | {"transform_config": {"config_groups": {"v": V_INPUT}}},
     ),
-    "quark-int4": (
-        quark_int4,
-        {"quant_method": "quark", "global_quant_config": {"weight": UINT4}, "exclude": ["lm_head", "*self_attn*"],
-         "export": {"pack_method": "reorder", "weight_format": "real_quantized"}},
-    ),
-    "vllm-experts": (vllm_experts, {"quant_method": "mxfp4"}),
+    "ct-uint4": Case(packed("compressed-tensors", "uint4:g32", **F32),
+                     linear_group({**INT4, "symmetric": False, "group_size": 32}, "pack-quantized")),
+    "ct-int8": Case(packed("compressed-tensors", "int8:channel", **F32),
+                    linear_group({"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}, "int-quantized")),
+    "ct-stack": Case(packed("compressed-tensors-stack", "int4:g32", **F32),
+                     linear_group({**INT4, "group_size": 32}, "pack-quantized"), "qwen3_moe"),
+    "quark-int4": Case(quark_int4, quark(UINT4)),
+    "quark-mxfp4": Case(packed("quark", "mxfp4"), quark(FP4)),
+    "quark-fp8": Case(packed("quark", "fp8_e4m3:channel", **F32),
+                      quark({"dtype": "fp8_e4m3", "qscheme": "per_channel", "symmetric": True, "ch_axis": 0})),
+    "awq-gemv": Case(packed("awq-gemv", "uint4:g64", **F16), {**AWQ, "version": "gemv"}),
+    "awq-gemv-fast": Case(packed("awq-gemv_fast", "uint4:g64", **F16), {**AWQ, "version": "gemv_fast"}),
+    "awq-marlin": Case(packed("awq-marlin", "int4:g128", **F16),
+                       {**AWQ, "group_size": 128, "zero_point": False, "version": "marlin"}),
+    "autoround-gptq": Case(packed("gptq", "uint4:g32", **F16), {**AUTOROUND, "packing_format": "auto_round:auto_gptq"}),
+    "autoround-awq": Case(packed("awq-gemm", "uint4:g32", **F16), {**AUTOROUND, "packing_format": "auto_round:auto_awq"}),
+    "autoround-fp8": Case(packed("fp8", "fp8_e4m3:channel", **F32),
+                          {**AUTOROUND, "bits": 8, "group_size": -1, "sym": True, "data_type": "fp",
+                           "packing_format": "auto_round:fp8_static"}),
+    "fp8-one-scale": Case(packed("fp8", "fp8_e4m3", group_size=-1, rows=-1, scale_dtype="bfloat16"), fp8(weight_block_size=None)),
+    "fp8-static": Case(packed("fp8", "fp8_e4m3:channel", **F32), fp8(activation_scheme="static")),
+    "deepseek-v4": Case(e8m0_tiles, fp8(weight_block_size=[32, 32], scale_fmt="ue8m0", fmt="e4m3")),
+    "deepseek-v4-experts": Case(packed("fp8", "mxfp4"), fp8(weight_block_size=[32, 32], scale_fmt="ue8m0", fmt="e4m3")),
+    "w4afp8": Case(packed("fp8", "int4:g128", scale_dtype="bfloat16"),
+                   fp8(quant_method="w4afp8", weight_block_size=[128, 128], group_size=128)),
+    "modelopt-fp8": Case(packed("modelopt", "fp8_e4m3", group_size=-1, rows=-1, **F32),
+                         modelopt("FP8")),
+    "modelopt-int4": Case(packed("modelopt", "int4:g128", **F32),
+                          modelopt("W4A16_AWQ", group_size=128, pre_quant_scale=False)),
+    "modelopt-stack": Case(packed("modelopt-stack", "nvfp4", policy="modelopt"),
+                           modelopt("NVFP4", group_size=16), "gpt_oss"),
+    "bitsandbytes-int8": Case(packed("bitsandbytes", "bnb_int8"),
+                              {"quant_method": "bitsandbytes", "load_in_8bit": True,
+                               "llm_int8_skip_modules": ["lm_head", "self_attn"]}),
+    "torchao-int4": Case(packed("torchao", "uint4:g32", scale_dtype="bfloat16"),
+                         torchao("IntxWeightOnlyConfig", weight_dtype={"_type": "torch.dtype", "_data": "int4"})),
+    "torchao-float8": Case(packed("torchao", "fp8_e4m3:channel", **F32), torchao("Float8WeightOnlyConfig")),
+    "mlx-nvfp4": Case(packed("mlx", "nvfp4", policy="mlx"), {"group_size": 16, "bits": 4, "mode": "nvfp4"}),
+    "vllm-experts": Case(vllm_experts, {"quant_method": "mxfp4"}, "qwen3_moe"),
 }  # fmt: skip
-"""Name -> the tensors of a weight (n, k) or of a stack (e, n, k), and the quantization config."""
+"""Name -> how its checkpoint is made."""
 FUSED = {"gate_up_proj": "w13", "down_proj": "w2"}
 """Projection of the model's experts -> vLLM's name of it."""
-
-
-def architecture(name: str) -> str:
-    """Of the checkpoint of a case."""
-    return "qwen3_moe" if name == "vllm-experts" else "llama"
 
 
 def write_case(name: str, path: Path) -> Path:
     """The whole checkpoint, in one file."""
     rng = np.random.default_rng(0)
-    make, config = CASES[name]
-    model = dense_model(architecture(name), **SIZES)
+    make, config, arch = CASES[name]
+    more = {"gpt_oss": {"layer_types": ["full_attention"]}, "qwen3_moe": {"moe_intermediate_size": 96}}
+    model = dense_model(arch, **SIZES, **more.get(arch, {}))
     state = {key: np.ascontiguousarray(t.numpy()) for key, t in model.state_dict().items()}
-    if architecture(name) == "llama":
+    if arch == "llama":
         for key in [key for key in state if ".mlp." in key]:
             state |= under(key.removesuffix(".weight"), make(rng, *state.pop(key).shape))
-    for key in [key for key in state if ".experts." in key]:
+    for key in [key for key in state if ".experts." in key and not key.endswith("bias")]:
         module, _, projection = key.rpartition(".")
-        state |= {f"{module}.{FUSED[projection]}_{s}": t for s, t in make(rng, *state.pop(key).shape).items()}
+        e, n, k = state.pop(key).shape
+        if arch == "gpt_oss":  # its parameters are (e, k, n)
+            n, k = k, n
+        word = FUSED[projection] if name == "vllm-experts" else projection
+        state |= {f"{module}.{word}{'_' if s else ''}{s}": t for s, t in make(rng, e, n, k).items()}
     own = {k: v for k, v in model.config.to_dict().items() if k not in ("dtype", "_name_or_path")}
-    whole = {**json.loads(json.dumps(own)), "quantization_config": config}
-    return folder(path, {"model.safetensors": state}, whole)
+    where = "quantization" if "mode" in config else "quantization_config"  # MLX's
+    return folder(path, {"model.safetensors": state}, {**json.loads(json.dumps(own)), where: config})
 
 
 ROWS = [
     *[("llama", p) for p in ("gptq", "gptq3", "awq", "ct-int4", "ct-nvfp4", "ct-mxfp4", "modelopt", "mlx", "mlx-mxfp4",
       "bitsandbytes", "hqq", "torchao", "onnx", "metal-marlin", "metal-marlin-fp4", "fp8", "halfbyte")],
     ("gpt_oss", "gpt-oss"), ("mixtral", "gptq"), ("qwen2", "gptq"),
-    *[(architecture(name), name) for name in CASES],
+    *[(case.arch, name) for name, case in CASES.items()],
 ]  # fmt: skip
 """(architecture, producer) of every checkpoint of the matrix."""
 

@@ -24,13 +24,30 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS = (".safetensors", ".gguf")
 
 
+SPOILT: dict[str, tuple[int, dict[str, str], bytes | None]] = {
+    **{f"status-{n}": (n, {}, b"") for n in (400, 401, 403, 404, 410, 416, 418, 500, 503)},
+    "loop": (302, {"Location": ""}, b""), "to-nowhere": (302, {"Location": "http://127.0.0.1:9/x"}, b""),
+    "to-no-address": (302, {"Location": "file:///etc/passwd"}, b""), "without-location": (302, {}, b""),
+    "without-range": (206, {"Content-Range": ""}, None), "no-numbers": (206, {"Content-Range": "bytes a-b/c"}, None),
+    "another-size": (206, {"Content-Range": "bytes 0-65535/65536"}, None),
+    "other-unit": (206, {"Content-Range": "rows 0-9/10"}, None),
+    "nothing": (206, {}, b""), "page": (200, {}, b"<!DOCTYPE html><html>sign in</html>"),
+    "zeros": (206, {}, b"\0"), "ones": (206, {}, b"\xff"), "text": (206, {}, b"<html>"),
+}  # fmt: skip
+"""Fault -> (status, headers over the right ones, body: None for the right one, in a 206 repeated to
+its length).
+"""
+
+
 class HubServer:
     """One repository, org/model, at one commit.
 
     files      name -> bytes
     fault      how replies with weights are spoilt: "" not at all, "no-ranges" (the whole file with
                status 200), "short" (half of what the headers promise), "drip" (a byte at a time),
-               "other-range", "longer", "compressed", "changed" (another ETag each time)
+               "other-range", "longer", "compressed", "changed" (another ETag each time),
+               "hang-up", and what `SPOILT` names: a status, headers and a body instead
+    listing    the model page's list of files, where it is not that of `files`
     busy       first replies with weights that have status 429
     status     status of the model page, with `error` in X-Error-Code
     requests   (name, Range header) of each request for weights
@@ -40,6 +57,7 @@ class HubServer:
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.fault = ""
+        self.listing: Any = None
         self.busy = 0
         self.status, self.error = 200, ""
         self.redirects = False
@@ -130,6 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
                 error = {"X-Error-Code": hub.error if hub.status != 200 else "RevisionNotFound"}
                 return self._reply(hub.status if hub.status != 200 else 404, b"{}", error)
             names = [{"rfilename": n, "size": len(d), "blobId": "0"} for n, d in hub.files.items()]
+            names = names if hub.listing is None else hub.listing
             return self._reply(200, json.dumps({"id": "org/model", "sha": COMMIT, "siblings": names}).encode(), {})
         if path == f"/api/models/org/model/tree/{COMMIT}":
             tree = [{"type": "file", "path": n, "size": len(d), "oid": "0"} for n, d in hub.files.items()]
@@ -172,6 +191,15 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.fault == "compressed":
             headers["Content-Encoding"] = "gzip"
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
+        if hub.fault == "hang-up":
+            self.close_connection = True
+            return None
+        if hub.fault in SPOILT:
+            status, more, body = SPOILT[hub.fault]
+            headers |= {k: v or (self.path if k == "Location" else "") for k, v in more.items()}
+            body = part if body is None else body
+            repeated = (body * (len(part) // max(1, len(body)) + 1))[: len(part)]
+            return self._reply(status, repeated if status == 206 else body, headers)
         if hub.fault == "short":
             return self._reply(206, part[: len(part) // 2], headers, len(part))
         if hub.fault == "longer":

