@@ -57,6 +57,44 @@ def test_each_sequence_is_drawn_at_temperature_1_with_its_own_seed(loaded):
     assert len({*texts, *others}) == 2 * SEQUENCES
 
 
+def with_logits(path, factor: float):
+    """The file's model in transformers, its logits multiplied, and its tokenizer."""
+    pytest.importorskip("torch")
+    from halfbyte.transformers import load_model
+
+    model, tokenizer = load_model(path)
+    model.get_output_embeddings().register_forward_hook(lambda module, inputs, logits: logits * factor)
+    return model, tokenizer
+
+
+def test_sequences_drawn_at_once_are_those_of_a_model_that_is_certain(path):
+    certain = with_logits(path, 1e6)
+    alone = list(own_text(*certain, sequences=SEQUENCES + 2, tokens=TOKENS))
+    assert list(own_text(*certain, sequences=SEQUENCES + 2, tokens=TOKENS, at_once=SEQUENCES)) == alone
+
+
+def test_sequences_drawn_at_once_are_full_and_of_all_tokens(path, monkeypatch):
+    """Of a model to which all tokens are nearly alike every token comes; an end is followed by
+    another text. Equal seeds give equal texts, and the program's own draws go on as they would.
+    """
+    import torch
+
+    model, tokenizer = with_logits(path, 1e-3)
+    ends, pieces = end_tokens(model, tokenizer), []
+    monkeypatch.setattr(tokenizer, "decode", lambda ids, **_: pieces.append(ids) or str(ids))
+    before = torch.random.get_rng_state()
+    texts = {}
+    for run, seed in enumerate((1, 1, 2)):
+        pieces.clear()
+        texts[run] = list(own_text(model, tokenizer, sequences=40, tokens=60, seed=seed, at_once=32))
+        drawn = [token for piece in pieces for token in piece]
+        assert (len(texts[run]), len(drawn)) == (40, 40 * 59)
+        assert set(drawn) == set(range(model.config.vocab_size))
+        assert not any(token in ends for piece in pieces for token in piece[:-1])
+    assert texts[0] == texts[1] != texts[2]
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
 def test_a_text_begins_with_the_vocabularys_first_token_or_after_its_last(loaded):
     model, tokenizer = loaded
 
@@ -87,6 +125,10 @@ def test_the_command_writes_a_text_that_calibrates(loaded, path, tmp_path, capsy
     record = json.loads(capsys.readouterr().out)
     assert (record["engine"], record["sequences"], record["tokens"], record["seed"]) == ("native", SEQUENCES, TOKENS, 5)
     assert out.read_text("utf-8") == "\n\n".join(own_text(*loaded, sequences=SEQUENCES, tokens=TOKENS, seed=5)) + "\n"
+    assert main([*command, "--batch", "2", "--engine", "native", "--force"]) == 2
+    assert main([*command, "--batch", "2", "--json", "--force"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["engine"], record["batch"]) == ("transformers", 2)
     rounded = ["quantize", str(path), str(tmp_path / "q"), "--to", "halfbyte:int4:g32", "--from-packed", "--method", "gptq"]
     assert main([*rounded, "--calibration", str(out), "--context", "16", "--sequences", "2"]) == 0
 

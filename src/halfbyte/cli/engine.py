@@ -75,7 +75,7 @@ def native_engine(
         f"--device {device}": device == "cpu",
         f"--dtype {dtype}": dtype in (None, "float32"),
     }
-    why = next((option for option, fits in options.items() if not fits), "several prompts" if prompts > 1 else "")
+    why = next((option for option, fits in options.items() if not fits), "several texts at once" if prompts > 1 else "")
     if not why:
         from ..generation.native_model import native_reader
         from ..generation.native_tokenizer import no_tokenizer

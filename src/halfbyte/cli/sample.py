@@ -19,6 +19,9 @@ def sample(
     sequences: Annotated[int, typer.Option(min=1, help="Sequences to draw.")] = 64,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of each sequence.")] = 512,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Sequences that the transformers engine draws at once, on a GPU hundreds.")
+    ] = 1,
     activations: ActivationsOption = "exact",
     backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`; without it the best that serves.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
@@ -47,12 +50,13 @@ def sample(
         activations=activations,
         backend=backend,
         device=device,
+        prompts=batch,
         config=config,
         allow_unknown=allow_unknown,
     )
     texts = []
     with progress("drawing") as report:
-        for text in own_text(loaded.model, loaded.tokenizer, sequences=sequences, tokens=tokens, seed=seed):
+        for text in own_text(loaded.model, loaded.tokenizer, sequences=sequences, tokens=tokens, seed=seed, at_once=batch):
             texts.append(text)
             if report is not None:
                 report(len(texts), sequences, "sequences")
@@ -61,7 +65,7 @@ def sample(
     if json:
         print_json({
             "record": "sample", "path": str(out), "source": str(loaded.path), "engine": loaded.engine, "sequences": sequences,
-            "tokens": tokens, "seed": seed, "characters": len(whole),
+            "tokens": tokens, "seed": seed, "batch": batch, "characters": len(whole),
         })  # fmt: skip
         return 0
     print(f"{printable(str(out))}: {plural(sequences, 'sequence')} of {plural(tokens, 'token')}, {len(whole)} characters")

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from .single import Generation, GenerationError, Sampling, end_tokens, runner_of
 
 
@@ -24,11 +26,13 @@ def start_tokens(model: Any, tokenizer: Any) -> list[int]:
     return [int(tokenizer.eos_token_id)]
 
 
-def own_text(model: Any, tokenizer: Any, *, sequences: int, tokens: int, seed: int = 0) -> Iterator[str]:
-    """`sequences` texts of `tokens` tokens, the first one included, each drawn at temperature 1
-    with seeds of its own: two values of `seed` have none in common. A text that the model ends
-    earlier is followed by another, until the sequence is full.
+def own_text(model: Any, tokenizer: Any, *, sequences: int, tokens: int, seed: int = 0, at_once: int = 1) -> Iterator[str]:
+    """`sequences` texts of `tokens` tokens, the first one included, each drawn at temperature 1. A
+    text that the model ends earlier is followed by another, until the sequence is full.
 
+    at_once  sequences that a transformers model draws together; equal seeds give equal texts for
+             the same number. One at a time each has seeds of its own: two values of `seed` have
+             none in common
     model, tokenizer  as for `Generation`; GenerationError as there, and where a sequence is longer
                       than the model's context
     """
@@ -37,6 +41,9 @@ def own_text(model: Any, tokenizer: Any, *, sequences: int, tokens: int, seed: i
     if not len(start) < tokens <= most:
         raise GenerationError(f"[sample] sequences of {tokens} tokens; {len(start) + 1} to {most} are allowed")
     ends = end_tokens(model, tokenizer)
+    if at_once > 1:
+        yield from _together(model, tokenizer, start, ends, sequences, tokens, seed, at_once)
+        return
     for index in range(sequences):
         parts: list[str] = []
         left, attempt = tokens - len(start), 0
@@ -46,4 +53,39 @@ def own_text(model: Any, tokenizer: Any, *, sequences: int, tokens: int, seed: i
             parts.append("".join(piece.text for piece in generation))
             left -= len(generation.tokens)
             attempt += 1
-        yield "\n\n".join(part for part in parts if part.strip())
+        yield _joined(parts)
+
+
+def _joined(parts: list[str]) -> str:
+    return "\n\n".join(part for part in parts if part.strip())
+
+
+def _together(
+    model: Any, tokenizer: Any, start: list[int], ends: set[int], sequences: int, tokens: int, seed: int, at_once: int
+) -> Iterator[str]:
+    """The texts, `at_once` sequences in each pass of the model; those that are not full yet when
+    all texts of a pass have ended take part in the next one.
+    """
+    import torch
+    from transformers import GenerationConfig
+
+    device = model.device
+    for first in range(0, sequences, at_once):
+        count = min(at_once, sequences - first)
+        parts: list[list[str]] = [[] for _ in range(count)]
+        left = [tokens - len(start)] * count
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.inference_mode():
+            torch.manual_seed(int(np.random.SeedSequence((seed, first)).generate_state(1)[0]))  # torch takes 32 bits
+            while rows := [i for i in range(count) if left[i] > 0]:
+                ids = torch.tensor([start] * len(rows), device=device)
+                drawing = GenerationConfig(
+                    do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max(left[i] for i in rows),
+                    eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0),
+                )  # fmt: skip
+                drawn = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=drawing)
+                for i, row in zip(rows, drawn[:, len(start) :].tolist(), strict=True):
+                    row = row[: left[i]]
+                    row = row[: next((at + 1 for at, token in enumerate(row) if token in ends), len(row))]
+                    parts[i].append(tokenizer.decode(row, skip_special_tokens=True))
+                    left[i] -= len(row)
+        yield from map(_joined, parts)
