@@ -350,3 +350,16 @@ def test_empty_zero_points_do_not_say_the_width() -> None:
     tensors = foreign(np.random.default_rng(1), 4, 32, 64, 32)
     with pytest.raises(LayoutError, match=r"m: bits None; allowed: 2, 3, 4"):
         GPTQ.describe(headers({**tensors, "qzeros": np.zeros((0, 4), np.int32)}), {**V2, "group_size": 32}, "m")
+
+
+def test_a_group_may_be_one_input() -> None:
+    tensors = foreign(np.random.default_rng(1), 4, 32, 32, 1)
+    assert GPTQ.describe(headers(tensors), {**V2, "bits": 4, "group_size": 1}, "m").format == format_named("uint4", 1)
+    with pytest.raises(LayoutError, match="m: group_size 0; allowed: 1 or more, or -1 for the whole row"):
+        GPTQ.describe(headers(tensors), {**V2, "bits": 4, "group_size": 0}, "m")
+
+
+def test_groups_that_no_size_makes_are_refused() -> None:
+    tensors = foreign(np.random.default_rng(1), 4, 32, 64, 24)
+    with pytest.raises(LayoutError, match=r"m\.scales has 3 groups; 64 inputs in groups of -1 are 1"):
+        GPTQ.describe(headers(tensors), {**V2, "bits": 4}, "m")
