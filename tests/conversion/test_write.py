@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from halfbyte import QTensor, quantize
 from halfbyte.checkpoints import SafetensorsWriter
 from halfbyte.checkpoints.safetensors.native_layout import OwnLayout
 from halfbyte.conversion import LossyError, convert, convert_checkpoint
+from halfbyte.conversion.recipe import recipe_of
 from halfbyte.errors import CheckpointError, LayoutError, UnsupportedError
 from halfbyte.verification.compare import verify
 from support.conversion_models import CONFIG, gaps, identical, write_model
@@ -479,3 +481,19 @@ def test_a_plan_refuses_what_the_conversion_would(tmp_path):
         with pytest.raises(UnsupportedError, match="Give a GGUF of the same model, of any type, with --like"):
             convert(source, tmp_path / "out.gguf", to="gguf", plan=plan)
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize("word", ["gptq", "gptq-v2"])
+@pytest.mark.parametrize("codec", ["int5:g32", "uint6:g32", "int7:g32"])
+def test_a_gptq_checkpoint_with_5_to_7_bits_has_one_kind_of_zero_points(tmp_path, codec, word):
+    """All of it as GPTQModel corrects the label: planar; v1 beside another width is refused."""
+    source = write_model(tmp_path / "in", codec)
+    convert(source, tmp_path / "out", to=word, scale_dtype="float16")
+    label = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["checkpoint_format"]
+    assert label == {"gptq": "gptq_p", "gptq-v2": "gptq_v2"}[word]
+    assert identical(source, tmp_path / "out")
+    with halfbyte.open(source) as opened:
+        name = next(k for k in opened if opened.info(k).quantized)
+    mixed = recipe_of("gptq:int4:g32", [f"{re.escape(name)}$={codec}"])
+    assert mixed.goal.params == {"checkpoint_format": "gptq_p"}
+    assert mixed.rules[0].goal.params == {"checkpoint_format": "gptq_p"}

@@ -35,6 +35,23 @@ TRANSFORMERS = {
     "speculative decoding": ("yes", "transformers.generation.candidate_generator:AssistedCandidateGenerator"),
 }
 
+LLAMA_CPP = {
+    "run a GGUF file": ("yes", "llama_cpp:Llama"),
+    "quantize without calibration": ("yes", "llama_cpp:llama_model_quantize"),
+    "quantize with calibration text": ("part", "llama_cpp:llama_model_imatrix_data"),
+    "images and audio beside text": ("yes", "llama_cpp.llama_chat_format:MTMDChatHandler"),
+    "speculative decoding": ("yes", "llama_cpp.llama_speculative:LlamaPromptLookupDecoding"),
+}
+GPTQMODEL = {
+    "run GPTQ, AWQ, compressed-tensors": ("part", "gptqmodel:GPTQModel"),
+    "convert packed weights between layouts without loss": ("part", "gptqmodel.utils.planar_packing"),
+    "quantize without calibration": ("yes", "gptqmodel.quantization.config:RTNConfig"),
+    "quantize with calibration text": ("yes", "gptqmodel.quantization.config:GPTQConfig"),
+    "OpenAI-compatible server": ("yes", "gptqmodel.models.base:BaseQModel.serve"),
+    "train adapters over packed weights": ("yes", "gptqmodel.adapter.adapter:Lora"),
+}
+CHECKED = {"mlx-lm": MLX, "transformers": TRANSFORMERS, "llama.cpp": LLAMA_CPP, "GPTQModel": GPTQMODEL}
+
 
 def cell(row: str, tool: str) -> str:
     (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {row} |")]
@@ -43,12 +60,15 @@ def cell(row: str, tool: str) -> str:
 
 def has(where: str) -> bool:
     module, _, name = where.partition(":")
-    return hasattr(importlib.import_module(module), name)
+    found = importlib.import_module(module)
+    for attribute in filter(None, name.split(".")):
+        found = getattr(found, attribute, None)
+    return found is not None
 
 
-@pytest.mark.parametrize("tool", ["mlx-lm", "transformers"])
+@pytest.mark.parametrize("tool", CHECKED)
 def test_the_page_says_what_is_checked(tool):
-    for row, (said, _) in (MLX if tool == "mlx-lm" else TRANSFORMERS).items():
+    for row, (said, _) in CHECKED[tool].items():
         assert cell(row, tool) == said, row
 
 
@@ -57,6 +77,18 @@ def test_the_page_says_what_is_checked(tool):
 def test_mlx_lm_has_it(row):
     pytest.importorskip("mlx_lm")
     assert has(MLX[row][1])
+
+
+@pytest.mark.ecosystem("llama-cpp-python")
+@pytest.mark.parametrize("row", LLAMA_CPP)
+def test_llama_cpp_has_it(row):
+    assert has(LLAMA_CPP[row][1])
+
+
+@pytest.mark.ecosystem("gptqmodel")
+@pytest.mark.parametrize("row", GPTQMODEL)
+def test_gptqmodel_has_it(row):
+    assert has(GPTQMODEL[row][1])
 
 
 @pytest.mark.ecosystem("mlx")

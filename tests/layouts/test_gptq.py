@@ -136,6 +136,17 @@ def test_case_02_v2_to_v1_to_v2_of_zero_points_1_to_15_is_identical() -> None:
         assert same_tensors(again, first)
 
 
+@pytest.mark.parametrize("bits", [5, 6, 7])
+def test_5_to_7_bits_are_the_same_words_under_every_label(bits: int) -> None:
+    """GPTQModel reads them as `gptq_p`, zero points of 0 included, whatever the label."""
+    q = integer_tensor(bits, (64, 64), 32, zeros=(0, (1 << bits) - 1))
+    assert GPTQ.config(q)["checkpoint_format"] == "gptq_p"
+    planar = GPTQ.pack(q, PLANAR)
+    for config in WRITERS.values():
+        assert same_tensors(GPTQ.pack(q, config), planar)
+        assert GPTQ.unpack(planar, {**config, "bits": bits, "group_size": 32}) == q
+
+
 @pytest.mark.parametrize("writer", ["v1", "v1 gptqmodel"])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_case_02_writing_v1_with_a_zero_point_of_0_is_refused(bits: int, writer: str) -> None:

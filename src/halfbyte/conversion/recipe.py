@@ -17,6 +17,7 @@ from ..errors import FormatError, ShapeError
 from ..formats import family_of, format_named
 from ..formats.ggml.types import GGML_BY_CODEC
 from ..layouts import LAYOUTS
+from ..layouts.gptq import PLANAR_ONLY
 from ..layouts.quant_config.module_rules import check_rule
 from ..layouts.quant_config.writer import EMBEDDINGS
 from ..spec import FLOAT_SCALES, Format
@@ -112,9 +113,10 @@ def recipe_of(to: str, rules: Sequence[str] = (), scale_dtype: str | None = None
         out.append(Rule(re.compile(pattern), own, text))
     if goal.layout == "gptq" and "checkpoint_format" not in goal.params:
         # One version for all: v1 has no code for a zero point of 0, which asymmetric rounding
-        # finds.
-        stored = any(str(g.target.codec).startswith("uint") for g in (goal, *(r.goal for r in out if r.goal)))
-        params = {"checkpoint_format": "gptq_v2" if stored else "gptq"}
+        # finds; a weight of 5, 6 or 7 bits makes all planar.
+        formats = [format_named(str(g.target.codec)) for g in (goal, *(r.goal for r in out if r.goal))]
+        planar = any(f.bits in PLANAR_ONLY for f in formats)
+        params = {"checkpoint_format": "gptq_p" if planar else "gptq_v2" if any(f.zero == "int" for f in formats) else "gptq"}
         goal = replace(goal, params=params)
         out = [replace(r, goal=r.goal and replace(r.goal, params=params)) for r in out]
     return Recipe(goal, tuple(out), mix or "")

@@ -27,9 +27,11 @@ from ..checkpoints.safetensors.writer import SafetensorsWriter
 from ..checkpoints.views.gptqmodel_gpt_oss import AlternatingRows, rows_by_name
 from ..checkpoints.views.mlx_experts import MLXExperts
 from ..errors import CheckpointError, LayoutError
+from ..formats import format_named
 from ..gguf_models.to_gguf import GGUFView, as_gguf
 from ..gguf_models.view import ModelView, as_model, with_older_names
 from ..layouts import written_layouts
+from ..layouts.gptq import PLANAR_ONLY
 from ..layouts.quant_config.writer import EMBEDDINGS, ConfigFiles, DenseTensor
 from .gguf_names import RenamedLike
 from .run import ConversionRun, Converted, Progress, identity, input_files, resumed_units
@@ -250,10 +252,14 @@ def _with_gptq_version(checkpoint: Checkpoint, goal: Goal) -> Goal:
     zero points are 2^(bits−1).
 
     Others are written as v2: v1 has no code for 0, and GPTQModel refuses asymmetric v1 files of any
-    writer but itself.
+    writer but itself. With a weight of 5, 6 or 7 bits the whole checkpoint is planar.
     """
     if goal.layout != "gptq" or "checkpoint_format" in goal.params:
         return goal
+    codec = goal.target.codec
+    widths = {format_named(codec).bits} if codec else {i.format.bits for i in checkpoint.infos() if i.format is not None}
+    if widths & set(PLANAR_ONLY):
+        return replace(goal, params={**goal.params, "checkpoint_format": "gptq_p"})
     version = "gptq"
     for info in checkpoint.infos():
         fmt = info.format

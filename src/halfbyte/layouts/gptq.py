@@ -14,7 +14,7 @@ The config's `checkpoint_format` says how zero points are stored:
 |---|---|---|
 | `gptq` (v1), AutoGPTQ | z − 1 | stored + 1 without a mask: 2^bits − 1 is read as 2^bits |
 | `gptq` (v1), GPTQModel, 2, 4, 8 bits | the v2 word minus a word of ones | the word plus ones, wrapping |
-| `gptq` (v1), GPTQModel, 3, 5, 6, 7 bits | z − 1 modulo 2^bits | stored + 1 modulo 2^bits |
+| `gptq` (v1), GPTQModel, 3 bits | z − 1 modulo 2^bits | stored + 1 modulo 2^bits |
 | `gptq_v2` | z | stored |
 | `gptq_p` | z, planar | stored; per 32 codes, in both tensors, the words of the low plane come first, then the higher ones |
 
@@ -22,7 +22,7 @@ GPTQModel subtracts the ones from the whole word, so a zero point 0 borrows from
 adding the same word of ones restores all fields. `meta.quantizer` names GPTQModel in the files that
 it wrote. With an empty `qzeros` every zero point is the middle code, 2^(bits−1). Words may be int8,
 int16 or int64 (`pack_dtype`): the same bit stream in words of another width. 5, 6 and 7 bits are
-planar under every `checkpoint_format`. Source: files written by AutoGPTQ 0.7 and GPTQModel 7.7.
+`gptq_p` under every `checkpoint_format`. Source: files written by AutoGPTQ 0.7 and GPTQModel 7.7.
 """
 
 from __future__ import annotations
@@ -76,6 +76,10 @@ FLOATS = (np.dtype(np.float16), bfloat16, np.dtype(np.float32))
 BITS = (2, 3, 4, 5, 6, 7, 8)
 PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 """Widths of the bit planes of `gptq_p` words, low plane first."""
+PLANAR_ONLY = (5, 6, 7)
+"""Widths that are `gptq_p` under every label, zero points included: GPTQModel corrects the label, for
+a whole checkpoint if one of its weights has such a width.
+"""
 FORMATS = {"gptq": (1, False), "gptq_v2": (2, False), "gptq_p": (2, True)}
 """checkpoint_format -> (version of the zero points, planar words)."""
 
@@ -112,7 +116,7 @@ def variant(config: Config, bits: int) -> Variant:
         raise LayoutError(
             f"[gptq] checkpoint_format {word!r}; read: {', '.join(FORMATS)}. Convert it with the tool that wrote it"
         )
-    version, planar = FORMATS[word]
+    version, planar = FORMATS["gptq_p" if bits in PLANAR_ONLY else word]
     meta = config.get("meta")
     quantizer = meta.get("quantizer") if isinstance(meta, Mapping) else None
     writer = "gptqmodel" if "gptqmodel" in str(quantizer).lower() else "autogptq"
@@ -120,7 +124,7 @@ def variant(config: Config, bits: int) -> Variant:
     packed = str(config.get("pack_dtype") or "int32").removeprefix("torch.")
     if packed not in PACK_DTYPES:
         raise LayoutError(f"[gptq] pack_dtype {packed!r}; read: {', '.join(PACK_DTYPES)}")
-    return Variant(version, planar or bits in (5, 6, 7), writer, wordwise, np.dtype(f"u{packed}"))
+    return Variant(version, planar, writer, wordwise, np.dtype(f"u{packed}"))
 
 
 class GPTQConfig(ConfigReader):
@@ -392,14 +396,14 @@ class GPTQ(Layout):
         self.check_fits(q)
         zeros = stored_zeros(q)
         middle = 1 << (q.format.bits - 1)
-        v1 = q.format.bits not in (5, 6, 7) and (not zeros.size or int(zeros.min()) > 0)
+        v1 = not zeros.size or int(zeros.min()) > 0
         return {
             "quant_method": "gptq",
             "bits": q.format.bits,
             "group_size": q.format.group_size,
             "sym": bool((zeros == middle).all()),
             "desc_act": "group_index" in q.parts,
-            "checkpoint_format": "gptq" if v1 else "gptq_v2" if q.format.bits not in (5, 6, 7) else "gptq_p",
+            "checkpoint_format": "gptq_p" if q.format.bits in PLANAR_ONLY else "gptq" if v1 else "gptq_v2",
         }
 
     def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:
@@ -408,6 +412,11 @@ class GPTQ(Layout):
         AutoGPTQ reads.
         """
         keys = ("bits", "group_size")
+        planar = [p.name for p in packed if p.params["bits"] in PLANAR_ONLY]
+        if planar and any(FORMATS[p.params["checkpoint_format"]][0] == 1 and p.name not in planar for p in packed):
+            raise LayoutError(
+                f"[gptq] {planar[0]} has 5, 6 or 7 bits, beside which v1 holds no other widths: write gptq or gptq-v2"
+            )
         base = most_common(packed, keys)
         dynamic: dict[str, dict[str, Any]] = {}
         for p in differing(packed, base, keys):
