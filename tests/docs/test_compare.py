@@ -44,7 +44,6 @@ LLAMA_CPP = {
 }
 GPTQMODEL = {
     "run GPTQ, AWQ, compressed-tensors": ("part", "gptqmodel:GPTQModel"),
-    "convert packed weights between layouts without loss": ("part", "gptqmodel.utils.planar_packing"),
     "quantize without calibration": ("yes", "gptqmodel.quantization.config:RTNConfig"),
     "quantize with calibration text": ("yes", "gptqmodel.quantization.config:GPTQConfig"),
     "OpenAI-compatible server": ("yes", "gptqmodel.models.base:BaseQModel.serve"),

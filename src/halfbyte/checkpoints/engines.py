@@ -687,7 +687,7 @@ RULES: tuple[Rule, ...] = (
          _skipped_by_part, to="compressed-tensors"),
     Rule("sglang", ("compressed-tensors",), REFUSED, "2:4 sparse weights are not read", f"{_VLLM}/pull/36799", _sparse,
          to="compressed-tensors", whole=True),
-    Rule("gptqmodel", ("awq",), REFUSED, "AWQ words of 4 bits are read, no others",
+    Rule("gptqmodel", ("awq",), WRONG, "AWQ words of 4 bits are read, no others: 7.5 refuses them, 7.7 finds other values",
          "https://github.com/casper-hansen/AutoAWQ/issues/575", lambda f: f.bits not in (0, 4), to="gptq"),
     Rule("llama.cpp", ("gguf",), REFUSED, "the tensor's type is not one that llama.cpp has",
          "https://github.com/ggml-org/llama.cpp/issues/10965", _fork_or_removed),

@@ -77,8 +77,8 @@ BITS = (2, 3, 4, 5, 6, 7, 8)
 PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 """Widths of the bit planes of `gptq_p` words, low plane first."""
 PLANAR_ONLY = (5, 6, 7)
-"""Widths that are `gptq_p` under every label, zero points included: GPTQModel corrects the label, for
-a whole checkpoint if one of its weights has such a width.
+"""Widths that are `gptq_p` under every label, zero points included: GPTQModel corrects the label,
+for a whole checkpoint if one of its weights has such a width.
 """
 FORMATS = {"gptq": (1, False), "gptq_v2": (2, False), "gptq_p": (2, True)}
 """checkpoint_format -> (version of the zero points, planar words)."""
