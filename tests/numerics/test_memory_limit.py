@@ -110,6 +110,37 @@ def test_a_tensor_that_does_not_fit_is_an_error_by_name(tmp_path):
     assert "that RLIMIT_AS (ulimit -v) allows" in done.stderr
 
 
+@pytest.mark.slow
+def test_a_control_group_above_the_process_s_own_counts(tmp_path):
+    """A real group with a limit, the process in one below it that has none. Needs root."""
+    line = next((li for li in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in li or li.startswith("0::")), "")
+    first = line.split(":")[1] == "memory"
+    outer = Path("/sys/fs/cgroup", *(["memory"] if first else []), line.split(":", 2)[2].lstrip("/"), f"halfbyte{os.getpid()}")
+    inner = outer / "inner"
+    try:
+        inner.mkdir(parents=True)
+        (outer / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(512 * MB))
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    path = sparse(tmp_path / "big.safetensors", 1 << 30)
+    code = f"""
+import os, sys
+open({str(inner / "cgroup.procs")!r}, "w").write(str(os.getpid()))
+import halfbyte
+with halfbyte.open(sys.argv[1]) as checkpoint:
+    checkpoint["w"]
+"""
+    try:
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run([sys.executable, "-c", code, str(path)], env=env, capture_output=True, text=True, check=False)
+    finally:
+        inner.rmdir()
+        outer.rmdir()
+    assert done.returncode == 1, done.stderr
+    assert "MemoryLimitError: [open] " in done.stderr
+    assert f"more of the {512 * MB:,} that the control group" in done.stderr
+
+
 def test_a_weight_that_does_not_fit_dense_is_an_error_by_name():
     code = """
 import numpy as np, halfbyte
