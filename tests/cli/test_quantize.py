@@ -15,6 +15,7 @@ from halfbyte import format_named
 from halfbyte import quantize as round_to_nearest
 from halfbyte.checkpoints import SafetensorsWriter
 from halfbyte.cli import main
+from halfbyte.cli.failures import complain_of_notes
 from halfbyte.conversion.quantize import error_of
 from halfbyte.conversion.recipe import recipe_of
 from halfbyte.errors import FormatError, LayoutError
@@ -108,6 +109,18 @@ def write_gguf(path: Path, k: int = 256) -> dict[str, np.ndarray]:
     writer.write_tensors_to_file()
     writer.close()
     return weights
+
+
+def test_notes_of_one_cause_share_a_line(capsys):
+    """300 weights of a model are not 300 lines; what stands alone stays as it is."""
+    why = "q4_K does not fit rows of 96: q8_0 instead"
+    layers = [f"blk.{i}.{name}: {why}" for i in range(150) for name in ("attn_q", "ffn_up")]
+    complain_of_notes(["a whole sentence: with a colon", *layers, "blk.7.ffn_down: kept dense"])
+    assert capsys.readouterr().err.splitlines() == [
+        "halfbyte: note: a whole sentence: with a colon",
+        f"halfbyte: note: 300 weights (blk.*.attn_q, blk.*.ffn_up): {why}",
+        "halfbyte: note: blk.7.ffn_down: kept dense",
+    ]
 
 
 @pytest.mark.parametrize("codec", ["q4_0", "q4_K", "q8_0", "mxfp4", "nvfp4", "iq4_nl"])

@@ -50,7 +50,7 @@ class Reader(HTMLParser):
 
     def handle_data(self, data):
         if any(tag == "section" and word.startswith("verdict") for tag, word in self.open):
-            self.words.append(data)
+            self.words.append(data.replace("\u00a0", " "))
 
 
 def read(page: str) -> Reader:
@@ -61,6 +61,13 @@ def read(page: str) -> Reader:
     assert len(set(found.ids)) == len(found.ids)
     assert {link.removeprefix("#") for link in found.links} <= set(found.ids)
     return found
+
+
+def test_a_line_does_not_break_before_a_per_cent_sign_or_behind_a_relation():
+    page = report([evaluated("gemma", 1.0, 26, LIMITS), evaluated("gemma-2", 2.0)])
+    assert page.count("\u00a0%") > 20
+    assert "≥\u00a0" in page
+    assert not re.search(r"\d %|[≤≥] ", re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL))
 
 
 WORDS = [(0.1, "Very small loss"), (0.4, "Small loss"), (2.0, "Noticeable loss"), (4.0, "Large loss")]

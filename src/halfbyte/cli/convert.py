@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import FormatError
-from .failures import complain
+from .failures import complain, complain_of_notes
 from .opening import AllowUnknown, ConfigOption, open_with, warn_of_missing_tokenizer
 from .terminal import Column, human_bytes, plural, print_json, print_table, printable, progress
 
@@ -88,8 +88,7 @@ def convert(
             target = f"--to {error.instead}" if error.instead else f"--to {to} --lossy"
             complain(f"next: halfbyte convert {shlex.quote(str(path))} {shlex.quote(str(out))} {target}")
             return 2
-    for note in done.notes:
-        complain(f"note: {note}")
+    complain_of_notes(done.notes)
     if json:
         for r in done.records:
             print_json(r.record())

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .failures import complain
+from .failures import complain, complain_of_notes
 from .opening import AllowUnknown, ConfigOption, open_with, warn_of_missing_tokenizer
 from .terminal import human_bytes, plural, print_json, printable, progress
 
@@ -41,8 +41,7 @@ def dequantize(
         written = dequantize_checkpoint(
             checkpoint, out, dtype=dtype, arithmetic=arithmetic, max_shard_size=limit, overwrite=force, progress=report
         )
-    for note in written.notes:
-        complain(f"note: {note}")
+    complain_of_notes(written.notes)
     for name, count in written.nonfinite.items():
         complain(f"warning: {name}: {count:,} values are infinite or NaN in {written.dtype}; see halfbyte inspect --data")
     if json:

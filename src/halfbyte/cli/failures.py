@@ -10,12 +10,13 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
 import typer
 
+from ..checkpoints.inspect import pattern_of
 from ..errors import HalfbyteError
 from .terminal import printable
 
@@ -29,6 +30,23 @@ def complain(message: str) -> None:
     """One line on standard error."""
     with contextlib.suppress(OSError, ValueError):
         print(f"halfbyte: {printable(message)}", file=sys.stderr, flush=True)
+
+
+def complain_of_notes(notes: Iterable[str]) -> None:
+    """A line a note; notes `module: cause` of one cause share a line, with the modules' names
+    without their layers.
+    """
+    by_cause: dict[str, list[str]] = {}
+    for note in notes:
+        module, colon, cause = note.partition(": ")
+        alike = bool(colon) and " " not in module
+        by_cause.setdefault(cause if alike else note, []).extend([module] if alike else [])
+    for cause, modules in by_cause.items():
+        names = list(dict.fromkeys(map(pattern_of, modules)))
+        if len(modules) > 1:
+            complain(f"note: {len(modules):,} weights ({', '.join(names)}): {cause}")
+        else:
+            complain(f"note: {modules[0]}: {cause}" if modules else f"note: {cause}")
 
 
 def warn(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import FormatError, HalfbyteError
-from .failures import complain
+from .failures import complain_of_notes
 from .generate import peak_memory
 from .opening import AllowUnknown, ConfigOption, check_report, open_with, warn_of_missing_tokenizer
 from .terminal import Column, human_bytes, plural, print_json, print_table, printable, progress
@@ -211,8 +211,7 @@ def quantize(
         modules = [module for info in checkpoint.infos() if (module := module_of(info)) is not None]
         named_too = [] if calibrated or recipe.goal.layout == "gguf" else as_model(checkpoint, recipe.goal.layout).keys()
         recipe.check([*modules, *stacks_of(checkpoint), *(key.removesuffix(".weight") for key in named_too)])
-        for note in (reported := check_experts(checkpoint, recipe)):
-            complain(f"note: {note}")
+        complain_of_notes(reported := check_experts(checkpoint, recipe))
         if not plan:
             warn_of_missing_tokenizer(checkpoint, out)
         if calibrated and calibration is not None:
@@ -273,9 +272,7 @@ def quantize(
         }
         page = _report(source, done, recipe, allocation, text, report_text is None, context, sequences, clock, run)
         replace_text(report_page, page)
-    for note in done.notes:
-        if note not in reported:
-            complain(f"note: {note}")
+    complain_of_notes(note for note in done.notes if note not in reported)
     if json:
         for r in done.records:
             print_json(r.record())

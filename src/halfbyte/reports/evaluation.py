@@ -202,7 +202,7 @@ def _cards(values: Mapping[str, Any], c: Comparison) -> str:
     figures = [
         ("perplexity", f"{c.model.value:.4g}", f"baseline {c.baseline.value:.4g}, {100 * c.perplexity_increase:+#.3g} %"),
         ("equal likeliest tokens", f"{100 * c.agreement:.2f} %", f"of {len(c.kl):,}"),
-        ("KL divergence, mean", f"{c.kl_mean:.3g}", f"median {c.kl_median:.3g}, 99 % {c.kl_p99:.3g}"),
+        ("KL divergence, mean", f"{c.kl_mean:.3g}", f"median {c.kl_median:.3g}, 99th percentile {c.kl_p99:.3g}"),
         ("least cosine", f"{c.least_cosine:.4f}", f"{c.worst()[0].name} {c.worst()[0].cosine:.4f}, pooled {c.pooled:.4f}"),
     ]
     if "bytes" in values and "baseline_bytes" in values:

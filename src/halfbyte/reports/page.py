@@ -51,6 +51,8 @@ svg,tr,.cards div,.verdict,.why{break-inside:avoid}.bar,.verdict{print-color-adj
 """
 
 
+_TIED = re.compile(r"(?<=\d) (?=%)|(?<=[≤≥]) ")
+"""Spaces at which a line must not break: before a per cent sign and behind a relation."""
 _OPTION = re.compile(r"(?<!\S)--[a-z-]+")
 """An option of a command, which a narrow page must not break behind its hyphens."""
 
@@ -86,13 +88,17 @@ def anchor(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
+def _escaped(text: str) -> str:
+    return _TIED.sub("\u00a0", escape(text))
+
+
 def verdict(kind: str, word: str, sentences: Sequence[str]) -> str:
     """What the page comes to, in words.
 
     kind  "good", "warn" or "bad": the colour of its edge
     """
-    lines = "".join(f"<p>{_OPTION.sub(_code, escape(s))}</p>" for s in sentences)
-    return f'<section class="verdict {kind}" aria-label="Verdict"><p class="word">{escape(word)}</p>{lines}</section>'
+    lines = "".join(f"<p>{_OPTION.sub(_code, _escaped(s))}</p>" for s in sentences)
+    return f'<section class="verdict {kind}" aria-label="Verdict"><p class="word">{_escaped(word)}</p>{lines}</section>'
 
 
 def _code(option: re.Match[str]) -> str:
@@ -104,13 +110,15 @@ def section(title: str, explanation: str, content: Iterable[str], level: int = 2
 
     of  what it is about, where a page has several sections of this title
     """
-    why = f'<p class="why">{escape(explanation)}</p>' if explanation else ""
+    why = f'<p class="why">{_escaped(explanation)}</p>' if explanation else ""
     return f'<section id="{anchor(f"{of} {title}")}"><h{level}>{escape(title)}</h{level}>{why}{"".join(content)}</section>'
 
 
 def cards(figures: Sequence[tuple[str, str, str]]) -> str:
     """Figures in large type: (name, value, a line below)."""
-    each = (f"<div><span>{escape(a)}</span><strong>{escape(b)}</strong><span>{escape(c)}</span></div>" for a, b, c in figures)
+    each = (
+        f"<div><span>{_escaped(a)}</span><strong>{_escaped(b)}</strong><span>{_escaped(c)}</span></div>" for a, b, c in figures
+    )
     return f'<div class="cards">{"".join(each)}</div>'
 
 
@@ -123,7 +131,7 @@ def table(heads: Sequence[Head], rows: Iterable[Row]) -> str:
         for i, (head, cell) in enumerate(zip(heads, row, strict=True)):
             text, word = cell if isinstance(cell, tuple) else (cell, "")
             label = f' data-label="{escape(head.text)}"' if i and head.text else ""
-            inner = f'<b class="{word}">{escape(text)}</b>' if word else escape(text)
+            inner = f'<b class="{word}">{_escaped(text)}</b>' if word else _escaped(text)
             cells.append(f"<td{_class(head.right)}{label}>{inner}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     return f'<table class="blocks"><thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table>'

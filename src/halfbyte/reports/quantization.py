@@ -113,7 +113,7 @@ def _cards(q: Quantized) -> str:
     ]
     if q.comparison is not None:
         c = q.comparison
-        figures.append(("KL divergence, mean", f"{c.kl_mean:.3g}", f"median {c.kl_median:.3g}, 99 % {c.kl_p99:.3g}"))
+        figures.append(("KL divergence, mean", f"{c.kl_mean:.3g}", f"median {c.kl_median:.3g}, 99th percentile {c.kl_p99:.3g}"))
     return cards(figures)
 
 
