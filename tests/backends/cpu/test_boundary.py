@@ -227,6 +227,38 @@ print(native().threads())
 """
 
 
+TWO_THREADS = """
+import threading
+import numpy as np, torch
+import halfbyte as hb
+from halfbyte.backends.cpu import native
+q = hb.quantize(np.ones((64, 64), np.float32), "int4:g32")
+x, w = np.ones((64, 64), np.float32), hb.prepare(q, backend="cpu")
+turns, seen = threading.Barrier(2), {1: set(), 2: set()}
+def run(number):
+    for turn in range(40):
+        turns.wait()
+        if turn == number - 1:
+            torch.set_num_threads(number)
+            torch.get_num_threads()  # from now on the thread's own
+        if turn % 2 == number - 1:
+            hb.linear(x, w)
+            seen[number].add(native().threads())
+runs = [threading.Thread(target=run, args=(number,)) for number in (1, 2)]
+for one in runs:
+    one.start()
+for one in runs:
+    one.join()
+print(seen)
+"""
+
+
+def test_each_thread_has_torch_s_number_of_its_own():
+    usable = int(python(THREADS).stdout)
+    done = python(TWO_THREADS)
+    assert done.stdout == f"{ {1: {1}, 2: {min(2, usable)}} }\n", done.stderr
+
+
 def test_torch_s_number_of_threads_is_a_bound():
     usable = int(python(THREADS).stdout)
     wanted = [min(number, usable) for number in (1, 2, 4096) for _ in range(4)]

@@ -43,12 +43,18 @@ ACTIVATIONS = ("exact", "int8")
 
 
 class _Threads:
-    """own    a number was asked of halfbyte itself, by HALFBYTE_THREADS or `set_threads`
-    torch  torch's number when it was last looked at, 0 without torch
+    """own     a number was asked of halfbyte itself, by HALFBYTE_THREADS or `set_threads`
+    read    the functions that tell torch's number and the core's; None while `own`, and until torch
+            is loaded
+    bounds  torch's number -> the core's: no more than this process may use
     """
 
-    own = False
-    torch = 0
+    __slots__ = ("bounds", "own", "read")
+
+    def __init__(self) -> None:
+        self.own = False
+        self.read: tuple[Callable[[], int], Callable[[], int]] | None = None
+        self.bounds: dict[int, int] = {}
 
 
 _threads = _Threads()
@@ -112,18 +118,27 @@ def set_threads(count: int) -> None:
     if count < 0:
         raise BackendError(f"[cpu] {count} threads; allowed: 1 or more, or 0 for all this process may use")
     native().set_threads(count)
-    _threads.own, _threads.torch = count > 0, 0
+    _threads.own, _threads.read = count > 0, None
+    _threads.bounds.clear()
 
 
 def follow_torch() -> None:
-    """Use no more threads than torch does, where it is loaded: a program limits both by
-    `torch.set_num_threads`, as a data loader does in its workers.
+    """Use no more threads than torch does in the calling thread, where it is loaded: a program
+    limits both by `torch.set_num_threads`, as a data loader does in its workers. It is asked at
+    every call: 0.1 µs.
     """
-    number = getattr(sys.modules.get("torch"), "get_num_threads", None)
-    count = number() if number else 0
-    if count != _threads.torch and not _threads.own:
-        native().set_threads(min(count, native().usable_threads()))
-        _threads.torch = count
+    read = _threads.read
+    if read is None:
+        number = getattr(sys.modules.get("torch"), "get_num_threads", None)
+        if number is None or _threads.own:
+            return
+        _threads.read = read = number, native().threads
+    count = read[0]()
+    bound = _threads.bounds.get(count)
+    if bound is None:
+        bound = _threads.bounds[count] = min(count, native().usable_threads())
+    if read[1]() != bound:  # the core has one number, which calls of other threads change
+        native().set_threads(bound)
 
 
 @cache
