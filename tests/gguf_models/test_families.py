@@ -189,6 +189,17 @@ def test_a_larger_baichuan_is_refused(tmp_path, monkeypatch):
         load_model(path)
 
 
+def change_pairs(monkeypatch: pytest.MonkeyPatch, keys: list[tuple[str, str, Any]]) -> None:
+    """Files that are written from now on have these key-values, in place of those of their names."""
+    whole = GGUF.bytes
+
+    def changed(file: GGUF) -> bytes:
+        file.pairs = [*(pair for pair in file.pairs if pair[0] not in {name for name, *_ in keys}), *keys]
+        return whole(file)
+
+    monkeypatch.setattr(GGUF, "bytes", changed)
+
+
 @pytest.mark.parametrize(
     ("case", "given", "why"),
     [
@@ -227,14 +238,8 @@ def test_a_larger_baichuan_is_refused(tmp_path, monkeypatch):
     ],
 )
 def test_what_the_class_does_not_compute_is_refused(tmp_path, monkeypatch, case, given, why):
-    whole = GGUF.bytes
     keys = [(f"{case}.{key}", *rest) for key, *rest in (given if isinstance(given, list) else [given])]
-
-    def changed(file: GGUF) -> bytes:
-        file.pairs = [*(pair for pair in file.pairs if pair[0] not in {name for name, *_ in keys}), *keys]
-        return whole(file)
-
-    monkeypatch.setattr(GGUF, "bytes", changed)
+    change_pairs(monkeypatch, keys)
     path = write_family(tmp_path / "m.gguf", case, family_model(case))
     with pytest.raises(UnsupportedError, match=f"a {case} model {why}"):
         load_model(path)
@@ -248,6 +253,24 @@ def test_hrm_texts_cycles_make_the_number_of_its_layers(tmp_path, monkeypatch):
     with pytest.raises(
         CheckpointError, match=r"'hrm_text\.block_count' is 16; 2 high cycles of 2 low ones and 2 layers a stack make 12"
     ):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("case", "given", "why"),
+    [
+        ("mpt", ("block_count", "uint32", 2**31), r"'mpt\.block_count' is 2147483648; 1 to 512 is allowed"),
+        ("hrm_text", ("block_count", "uint32", 2**31), r"'hrm_text\.block_count' is 2147483648; 1 to 512 is allowed"),
+        ("hrm_text", ("hrm.layers_per_stack", "uint32", 2**31), r"'hrm_text\.block_count' is 12; .* make 12884901888"),
+        ("qwen4exp", ("ple.ngram_size", "uint32", 1), "head_vocab_sizes' has 4 sizes .*; up to 1 tokens in 2 heads make 0"),
+        ("qwen4exp", ("ple.heads_per_ngram", "uint32", 3), "head_vocab_sizes' has 4 sizes .*; up to 3 tokens in 3 heads make 6"),
+    ],
+)
+def test_counts_that_do_not_fit_are_refused_before_anything_is_made(tmp_path, monkeypatch, case, given, why):
+    key, *rest = given
+    change_pairs(monkeypatch, [(f"{case}.{key}", *rest)])
+    path = write_family(tmp_path / "m.gguf", case, family_model(case))
+    with pytest.raises(CheckpointError, match=why):
         load_model(path)
 
 

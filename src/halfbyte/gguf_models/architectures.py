@@ -49,7 +49,7 @@ from .architecture import (
     shared,
 )
 from .classic import CLASSIC, FALCON_40B
-from .cycles import CYCLES, hrm_text
+from .cycles import CYCLES, cycles_of, hrm_text
 from .encoders import ENCODERS, T5_PLAIN, T5_PLAIN_ENCODER
 from .gemma import GEMMA
 from .keys import Keys
@@ -465,7 +465,7 @@ def architecture_named(keys: Keys) -> Architecture:
     if keys.arch == "qwen4exp":
         return qwen4(embedding_layer(keys))
     if keys.arch == "hrm_text":
-        return hrm_text(keys.size("hrm.layers_per_stack"))
+        return hrm_text(cycles_of(keys)[0])
     if keys.arch == "granite_swa" and keys.get("expert_count", "integer", 0):
         return GRANITE_MOE_SWA
     if keys.arch == "cohere2moe" and keys.get("attention.layer_norm_rms_epsilon", "float", 0.0):

@@ -21,14 +21,20 @@ _LAYER = {stem: path for stem, path in (ATTENTION | MLP).items() if not stem.end
 _TOP = {"token_embd": "model.embed_tokens", "output": "lm_head", "hrm.z_l_init": f"model{PARAMETER}z_L_init"}
 
 
-def _hrm_text(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    """Norms have no weights. Instructions are read causally, as a text without token types is."""
+def cycles_of(keys: Keys) -> tuple[int, int, int]:
+    """(layers of a stack, high cycles, low cycles in each) of a file, which make its `block_count`."""
     layers, high, low = (keys.size(f"hrm.{name}") for name in ("layers_per_stack", "h_cycles", "l_cycles"))
     if keys.layers != layers * high * (low + 1):
         raise keys.error(
             f"'{keys.arch}.block_count' is {keys.layers}; {high} high cycles of {low} low ones and {layers} layers a stack "
             f"make {layers * high * (low + 1)}"
         )
+    return layers, high, low
+
+
+def _hrm_text(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Norms have no weights. Instructions are read causally, as a text without token types is."""
+    layers, high, low = cycles_of(keys)
     if config["num_attention_heads"] != config["num_key_value_heads"]:
         raise keys.refuse("whose keys have fewer heads than queries")
     return {"num_layers_per_stack": layers, "H_cycles": high, "L_cycles": low}

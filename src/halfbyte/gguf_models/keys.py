@@ -8,6 +8,9 @@ from typing import Any
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..errors import CheckpointError, UnsupportedError
 
+MOST_LAYERS = 512
+"""As in llama.cpp; it bounds what a number in a header makes this program allocate."""
+
 
 class MissingError(CheckpointError):
     """A key or a tensor that the model needs is not in the file.
@@ -34,6 +37,8 @@ class Keys:
         among them.
         """
         count, predicting = self.size("block_count"), self.get("nextn_predict_layers", "integer", 0)
+        if count > MOST_LAYERS:
+            raise self.error(f"'{self.arch}.block_count' is {count}; 1 to {MOST_LAYERS} is allowed, as in llama.cpp")
         if not 0 <= predicting < count:
             raise self.error(f"'{self.arch}.nextn_predict_layers' is {predicting}; 0 to {count - 1} is allowed")
         return count - int(predicting)

@@ -31,6 +31,15 @@ def _heads_together(config: Any, parts: list[NDArray[Any]]) -> NDArray[Any]:
     return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(-1, values.shape[-1])
 
 
+def _not_rotated(keys: Keys, length: int, rotated: int) -> int:
+    """Channels of a key of a length that are not rotated."""
+    if length <= rotated or rotated % 2:
+        raise keys.error(
+            f"keys of {length}, {rotated} of them rotated; more keys, and an even number of rotated ones, are needed"
+        )
+    return length - rotated
+
+
 def latent_sizes(keys: Keys, config: dict[str, Any], values: int | None = None) -> dict[str, Any]:
     """Sizes of the attention. Files with split projections state the lengths of a head separately."""
     heads, rotated = max(keys.sizes("attention.head_count", keys.layers)), keys.size("rope.dimension_count")
@@ -38,15 +47,13 @@ def latent_sizes(keys: Keys, config: dict[str, Any], values: int | None = None) 
         raise keys.error(f"key '{keys.arch}.attention.head_count' is 0; 1 or more is allowed")
     key = keys.get("attention.key_length_mla", "integer", 0) or keys.size("attention.key_length")
     value = values or keys.get("attention.value_length_mla", "integer", 0) or keys.size("attention.value_length")
-    if key <= rotated or rotated % 2:
-        raise keys.error(f"keys of {key}, {rotated} of them rotated; more keys, and an even number of rotated ones, are needed")
     return {
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
         "q_lora_rank": keys.get("attention.q_lora_rank", "integer") if keys.any_layer("attn_q_a") else None,
         "kv_lora_rank": keys.size("attention.kv_lora_rank"),
         "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": key - rotated,
+        "qk_nope_head_dim": _not_rotated(keys, key, rotated),
         "v_head_dim": value,
         "rope_parameters": _mscale(keys, config["rope_parameters"]),
     }
@@ -154,16 +161,12 @@ def _dots3_note(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
                 f"whose {'local' if flag else 'global'} layers have {sorted(counts)} heads; transformers takes one number"
             )
         key = keys.size(f"attention.key_length_mla{end}")
-        if key <= rotated or rotated % 2:
-            raise keys.error(
-                f"keys of {key}, {rotated} of them rotated; more keys, and an even number of rotated ones, are needed"
-            )
         return {
             "num_attention_heads": max(counts, default=1),
             "num_key_value_heads": max(counts, default=1),
             "kv_lora_rank": keys.size(f"attention.kv_lora_rank{end}"),
             "head_dim": key,
-            "qk_nope_head_dim": key - rotated,
+            "qk_nope_head_dim": _not_rotated(keys, key, rotated),
             "v_head_dim": keys.size(f"attention.value_length_mla{end}"),
         }
 

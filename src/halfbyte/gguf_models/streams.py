@@ -99,15 +99,19 @@ def _qwen4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     more: dict[str, Any] = {}
     if layer is not None:
         offsets, sizes = (_integers(keys, f"ple.head_{name}") for name in ("offsets", "vocab_sizes"))
-        ngram, rows = keys.size("ple.ngram_size"), keys.rows("per_layer_token_embd")
-        if len(sizes) != (ngram - 1) * keys.size("ple.heads_per_ngram") or len(offsets) != len(sizes):
-            raise keys.error(f"'{keys.arch}.ple.head_vocab_sizes' has {len(sizes)} sizes; {ngram} tokens make another number")
+        ngram, heads, rows = keys.size("ple.ngram_size"), keys.size("ple.heads_per_ngram"), keys.rows("per_layer_token_embd")
+        count = (ngram - 1) * heads
+        if not count or len(sizes) != count or len(offsets) != count:
+            raise keys.error(
+                f"'{keys.arch}.ple.head_vocab_sizes' has {len(sizes)} sizes and 'ple.head_offsets' {len(offsets)}; up to {ngram} "
+                f"tokens in {heads} heads make {count}, and 1 or more are needed"
+            )
         more = {
             "ple_layer_ids": [layer + 1],
             "ple_embed_dim": len(sizes) * keys.size("embedding_length_per_layer_input"),
             "ple_conv_kernel_size": keys.size("ple.conv_kernel"),
             "ngram_size": ngram,
-            "heads_per_ngram": keys.size("ple.heads_per_ngram"),
+            "heads_per_ngram": heads,
             "ngram_vocab_size_base": int(sizes[0]),
             "make_ngram_vocab_size_divisible_by": rows,
             "eos_token_id": keys.need("ple.eos_token_id", "integer"),
