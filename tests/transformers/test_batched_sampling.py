@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -97,6 +98,13 @@ def test_a_request_is_added_under_its_settings_once():
     assert added == [([1], {"request_id": "a", "streaming": True, "temperature": 0.5})]
     assert settings == {}
     assert own.other == 3
+
+
+def test_settings_of_a_request_that_is_never_added_are_forgotten():
+    cancelled, handlers, settings = [], {"a": print, "b": print}, {"a": {}, "b": {}}
+    router = SimpleNamespace(_lock=contextlib.nullcontext(), result_handlers=handlers)
+    OwnSettings(SimpleNamespace(cancel_request=cancelled.append, output_router=router), settings).forget("a")
+    assert (cancelled, list(handlers), list(settings)) == (["a"], ["b"], ["b"])
 
 
 @pytest.mark.parametrize(

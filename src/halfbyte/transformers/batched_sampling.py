@@ -8,6 +8,7 @@ is left, and drawing finds it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -20,10 +21,14 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 import torch
 
 Settings = dict[str, Any]
+"""temperature, top_k and top_p of a request."""
 
 
 def settings_of(config: Any, vocabulary: int) -> Settings:
-    """temperature, top_k and top_p by which a request is drawn; `config`: its generation config."""
+    """What a request of a generation config is drawn by.
+
+    vocabulary  number of the model's tokens, for a config without top_k
+    """
     if not config.do_sample:
         return {"temperature": 1.0, "top_k": 1, "top_p": 1.0}
     temperature, top_p = config.temperature, config.top_p
@@ -96,9 +101,10 @@ class OwnSettings:
         return self._manager.add_request(input_ids, request_id=request_id, **options, **self._settings.pop(request_id))
 
     def forget(self, request_id: str) -> None:
-        """Frees the request's place in the batch, and who waits for it; one that has ended is
-        passed over.
+        """Frees the request's place in the batch, and who waits for it; one that has ended, or was
+        never added, is passed over.
         """
+        self._settings.pop(request_id, None)
         self._manager.cancel_request(request_id)
         router = self._manager.output_router
         with router._lock:
@@ -109,8 +115,6 @@ def at_the_end_of_this_task(call: Callable[[], None]) -> None:
     """Calls `call` when the task that handles the request has ended, however it does: a stream
     whose client leaves before its first token is never begun, and cannot cancel itself.
     """
-    import asyncio
-
     task = asyncio.current_task()
     if task is not None:
         task.add_done_callback(lambda _: call())
@@ -121,7 +125,7 @@ class Sampled:
     Theirs passes over both where the model's own generation config is greedy.
     """
 
-    def _build_generation_config(self, body: Settings, *args: Any, **kwargs: Any) -> Any:
+    def _build_generation_config(self, body: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         config = super()._build_generation_config(body, *args, **kwargs)  # type: ignore[misc]
         if body.get("temperature") or (body.get("temperature") is None and body.get("top_p") is not None):
             config.do_sample = True

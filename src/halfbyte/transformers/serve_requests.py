@@ -216,7 +216,8 @@ class RequestCheck:
     def check_batched(self, body: dict[str, Any]) -> None:
         """RequestError for what a batch would pass over without a word."""
         for key, why in UNBATCHED.items():
-            if body.get(key) if key != "seed" else body.get(key) is not None:
+            value = body.get(key)
+            if value or (key == "seed" and value is not None):  # 0 is a seed, and no penalty
                 raise RequestError(f"{key} is not taken with --batching: {why}; start the server without it", key)
 
     def check_fields(self, body: dict[str, Any]) -> None:
