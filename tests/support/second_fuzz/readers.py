@@ -446,7 +446,7 @@ def read(path: Path) -> dict[str, Array]:
                     assert np.array_equal(got, found[key][:, at]), f"{key}: a product with a one-hot row gives other values"
         refusals = [f for f in checkpoint.findings(data=True) if f.severity == "error"]
         if refusals or checkpoint.ledger().problems:
-            raise HalfbyteError(f"[inspect] {refusals or checkpoint.ledger().problems}")
+            raise HalfbyteError(f"[inspect] {path}: {refusals or checkpoint.ledger().problems}")
     return found
 
 
@@ -520,7 +520,7 @@ def one(seed: int, work: Path) -> tuple[str, list[str]]:
         found = read(path)
     except HalfbyteError as error:
         refusal = str(error)
-        named = any(part in refusal for part in (path.name, "inspect", *values))
+        named = any(part in refusal for part in (str(path), *values))
         odd = "non-finite-scale" in refusal and any(not np.isfinite(v).all() for v in values.values())
         return what, [f"a whole checkpoint is refused: {refusal[:500]}"] * (whole and not odd) + [
             f"nothing is named: {refusal[:300]}"
