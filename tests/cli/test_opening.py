@@ -53,6 +53,13 @@ ADAPTERS = {
     ),
     "mlx-lm": ({"fine_tune_type": "lora", "model": "org/base"}, "model.layers.0.mlp.up_proj.lora_a"),
 }
+USE = {
+    "peft": "load the model that it was trained on with halfbyte.load_model and put it on with "
+    "peft.PeftModel.from_pretrained(model, 'PATH')",
+    "mlx-lm": "mlx-lm runs it beside its model with --adapter-path PATH",
+    "gguf": "llama.cpp runs it beside its model with --lora PATH",
+}
+"""What is said of each kind."""
 ARGUMENTS = {
     "convert": ["OUT", "--to", "mlx"], "quantize": ["OUT", "--to", "mlx:affine4"], "dequantize": ["OUT"], "sample": ["OUT.txt"],
     "imatrix": ["OUT.gguf", "--text", "TEXT"], "generate": ["-p", "x"], "eval": ["--text", "TEXT"],
@@ -79,7 +86,7 @@ def test_an_adapter_is_no_model(tmp_path, capsys, command, kind):
     assert main([command, str(path), *rest]) == 2
     said = capsys.readouterr().err
     assert f"{path} is a LoRA adapter" in said
-    assert "not a model: load the model that it was trained on with halfbyte.load_model" in said
+    assert f"not a model: {USE[kind].replace('PATH', str(path))}; for one packed file merge it into the dense model" in said
     assert ("of org/base" in said) == (kind != "gguf")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "text"]
     assert main(["inspect", str(path)]) == 0

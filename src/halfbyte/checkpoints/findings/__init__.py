@@ -33,17 +33,14 @@ class Finding:
         return f"{self.severity} [{self.code}]{where} {self.message}"
 
 
-def adapter_words(base: str, call: str) -> str:
+def adapter_words(base: str, use: str) -> str:
     """What an adapter is and what to do with it.
 
     base  the name of its model, "" where it names none
-    call  how it is put on a loaded model
+    use   how it is used with its model
     """
     of = f" of {base}" if base else ""
-    return (
-        f"a LoRA adapter{of}, not a model: load the model that it was trained on with halfbyte.load_model and put it on with "
-        f"{call}; for one packed file merge it into the dense model and quantize that"
-    )
+    return f"a LoRA adapter{of}, not a model: {use}; for one packed file merge it into the dense model and quantize that"
 
 
 def adapter_findings(adapter: str) -> list[Finding]:

@@ -275,7 +275,7 @@ class GGUFCheckpoint(Checkpoint):
         if self.metadata.get("general.type") != "adapter":
             return ""
         base = self.metadata.get("general.base_model.0.name")
-        return adapter_words(base if isinstance(base, str) else "", "llama.cpp's --lora, or as a folder with peft")
+        return adapter_words(base if isinstance(base, str) else "", f"llama.cpp runs it beside its model with --lora {self.path}")
 
     def check(self, op: str) -> None:
         if self.metadata.get("general.architecture") == "clip":

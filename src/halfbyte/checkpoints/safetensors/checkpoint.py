@@ -516,7 +516,13 @@ class SafetensorsCheckpoint(Checkpoint):
         beside = self._sources.folder / "adapter_config.json"
         settings = read_json(beside) if beside.is_file() else {}
         base = settings.get("base_model_name_or_path") or settings.get("model")  # peft's word, mlx-lm's
-        return adapter_words(base if isinstance(base, str) else "", f"peft.PeftModel.from_pretrained(model, {str(self.path)!r})")
+        use = (
+            "load the model that it was trained on with halfbyte.load_model and put it on with "
+            f"peft.PeftModel.from_pretrained(model, {str(self.path)!r})"
+        )
+        if any(key.endswith((".lora_a", ".lora_b")) for key in self.keys()):
+            use = f"mlx-lm runs it beside its model with --adapter-path {self.path}"
+        return adapter_words(base if isinstance(base, str) else "", use)
 
     def check(self, op: str) -> None:
         super().check(op)
