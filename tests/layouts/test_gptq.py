@@ -374,3 +374,17 @@ def test_groups_that_no_size_makes_are_refused() -> None:
     tensors = foreign(np.random.default_rng(1), 4, 32, 64, 24)
     with pytest.raises(LayoutError, match=r"m\.scales has 3 groups; 64 inputs in groups of -1 are 1"):
         GPTQ.describe(headers(tensors), {**V2, "bits": 4}, "m")
+
+
+@pytest.mark.parametrize("bits", [5, 6, 7])
+def test_v1_holds_no_other_width_beside_one_that_is_always_planar(bits):
+    def module(name: str, width: int, label: str) -> PackedModule:
+        return PackedModule(name, format_named(f"int{width}:g32"), (32, 32), {
+            "bits": width, "group_size": 32, "sym": True, "desc_act": False, "checkpoint_format": label,
+        })  # fmt: skip
+
+    wide, narrow = module("a", bits, "gptq"), module("b", 4, "gptq")
+    with pytest.raises(LayoutError, match=f"a has {bits} bits and b 4; beside 5, 6 or 7 bits v1 holds no other widths"):
+        GPTQ.write_config([narrow, wide], [])
+    for packed in ([wide, wide._replace(name="c")], [narrow], [module("a", bits, "gptq_p"), module("b", 4, "gptq_p")]):
+        assert GPTQ.write_config(packed, []).entries["quantization_config"]["quant_method"] == "gptq"

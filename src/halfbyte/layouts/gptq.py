@@ -412,10 +412,13 @@ class GPTQ(Layout):
         AutoGPTQ reads.
         """
         keys = ("bits", "group_size")
-        planar = [p.name for p in packed if p.params["bits"] in PLANAR_ONLY]
-        if planar and any(FORMATS[p.params["checkpoint_format"]][0] == 1 and p.name not in planar for p in packed):
+        planar = {p.name: p.params["bits"] for p in packed if p.params["bits"] in PLANAR_ONLY}
+        other = next((p for p in packed if FORMATS[p.params["checkpoint_format"]][0] == 1 and p.name not in planar), None)
+        if planar and other is not None:
+            name, bits = next(iter(planar.items()))
             raise LayoutError(
-                f"[gptq] {planar[0]} has 5, 6 or 7 bits, beside which v1 holds no other widths: write gptq or gptq-v2"
+                f"[gptq] {name} has {bits} bits and {other.name} {other.params['bits']}; beside 5, 6 or 7 bits v1 holds no other "
+                "widths: write gptq or gptq-v2"
             )
         base = most_common(packed, keys)
         dynamic: dict[str, dict[str, Any]] = {}
