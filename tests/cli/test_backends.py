@@ -11,6 +11,8 @@ import pytest
 from halfbyte import backends
 from halfbyte.cli import main
 from support.conversion_models import write_model
+from support.tiny_models import write_tiny
+from support.tiny_tokenizer import write_tokenizer
 
 
 def records(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:
@@ -65,6 +67,34 @@ def test_a_light_installation_does_what_needs_no_torch(tmp_path, missing):
     )
     assert refused.returncode == 2
     assert "nothing computes on 'cuda' here: cuda: triton is not installed" in refused.stderr
+
+
+def test_models_run_and_are_planned_with_torch_and_without_triton(tmp_path):
+    """As after `pip install 'halfbyte[transformers]'` where PyTorch brings no Triton."""
+    dense, experts = tmp_path / "llama", tmp_path / "mixtral"
+    write_tiny(dense, "llama", "gptq")
+    write_tiny(experts, "mixtral", "gptq")
+    write_tokenizer(dense)
+    (tmp_path / "text.txt").write_text("a b c d " * 40, encoding="utf-8")
+    commands = [
+        f"plan {dense}", f"plan {experts}", f"plan {dense} --device-memory 24GB", f"plan {experts} --device cuda --dtype float32",
+        f"generate {dense} -p a --max-tokens 2 --engine transformers",
+        f"eval {dense} --text {tmp_path}/text.txt --context 16 --baseline {dense}",
+    ]  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", LIGHT, "triton", *commands], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("total, at most") == 4
+    refused = subprocess.run(
+        [sys.executable, "-c", LIGHT, "triton", f"plan {experts} --device-memory 24GB --context 4096"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "halfbyte: [plan] a package is missing: triton, by whose kernels' tiles experts on a GPU are planned; "
+        "pip install 'halfbyte[cuda]'\n"
+    )
 
 
 def test_one_broken_backend_does_not_hide_the_others(capsys, monkeypatch):

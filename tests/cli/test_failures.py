@@ -149,6 +149,7 @@ def test_no_permission_is_one_line(how, good, tmp_path, capsys, monkeypatch):
         (KeyboardInterrupt(), 130, "halfbyte: interrupted"),
         (MemoryError("8 GB"), 2, "halfbyte: [inspect] out of memory: 8 GB"),
         (ImportError("No module named 'x'"), 2, "halfbyte: [inspect] a package is missing: No module named 'x'; install it"),
+        (ImportError("x; pip install 'y'"), 2, "halfbyte: [inspect] a package is missing: x; pip install 'y'\n"),
         (ZeroDivisionError("oh"), 70, "halfbyte: [inspect] a fault in halfbyte: ZeroDivisionError: oh; HALFBYTE_DEBUG=1"),
         (BrokenPipeError(), 141, ""),
     ],

@@ -72,8 +72,9 @@ def test_without_a_template(loaded, tmp_path):
         Chat(loaded[0], write_tokenizer(tmp_path))
 
 
-def test_the_command(folder, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("<tok7>\n\n<tok8>\n/reset\n<tok7>\n/exit\n<tok9>\n"))
+@pytest.mark.parametrize("end", ["/exit", "/quit", "/bye"])
+def test_the_command(folder, capsys, monkeypatch, end):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"<tok7>\n\n<tok8>\n/reset\n<tok7>\n{end}\n<tok9>\n"))
     assert main(["chat", str(folder), "-n", "2", "--json"]) == 0
     first, second, third = map(json.loads, capsys.readouterr().out.splitlines())
     assert first == {**third, "tokens_per_s": first["tokens_per_s"]}

@@ -21,7 +21,7 @@ COMMANDS = """/help            this text
 /system [TEXT]   set the system message, or show it; the conversation starts anew
 /reset           forget the conversation
 /save FILE       write the conversation as JSON
-/exit            end, as the end of input does
+/exit            end, as /quit, /bye and the end of input do
 A line that ends with a backslash goes on in the next; lines between two lines of three quotes are one message."""
 
 
@@ -119,7 +119,7 @@ def _command(talk: Any, text: str) -> bool:
     """Carries out a line that begins with a slash; true for the one that ends the conversation."""
     name, _, rest = text.strip().partition(" ")
     rest = rest.strip()
-    if name == "/exit":
+    if name in ("/exit", "/quit", "/bye"):
         return True
     if name == "/reset":
         talk.reset()

@@ -112,7 +112,8 @@ def explain(name: str, error: BaseException) -> int:
         complain(f"[{name}] out of memory{f': {error}' if str(error) else ''}")
         return 2
     if isinstance(error, ImportError):
-        complain(f"[{name}] a package is missing: {error}; install it, or the extra that brings it (see README)")
+        remedy = "" if "pip install" in str(error) else "; install it, or the extra that brings it (see README)"
+        complain(f"[{name}] a package is missing: {error}{remedy}")
         return 2
     if isinstance(error, Warning):
         complain(f"[{name}] a warning, which PYTHONWARNINGS or -W makes an error: {error}")

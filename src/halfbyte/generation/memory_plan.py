@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import checkpoints
-from ..backends.cuda import padded_rows
 from ..checkpoints import Checkpoint
 from ..errors import CheckpointError, HalfbyteError
 from ..formats import format_named, packed_nbytes
@@ -237,10 +236,21 @@ class Planner:
         """
         c, size = self.config, DTYPE_BYTES[self.dtype]
         count = getattr(c, "num_local_experts", None) or c.num_experts
-        padded = padded_rows(pairs, count) if size == 2 else None
+        padded = _padded_rows(pairs, count) if size == 2 else None
         rows, copies = (pairs, 0) if padded is None else (padded, c.hidden_size * size)
         separate = 0 if c.model_type == "gpt_oss" else 8 * f  # float32 gates and ups
         return int(rows * (copies + separate + f * size + 4 * c.hidden_size))
+
+
+def _padded_rows(pairs: int, experts: int) -> int | None:
+    """`backends.cuda.padded_rows`. A plan of anything else needs no Triton."""
+    try:
+        from ..backends.cuda import padded_rows
+    except ModuleNotFoundError as e:
+        package = (e.name or "").partition(".")[0]
+        sentence = f"{package}, by whose kernels' tiles experts on a GPU are planned; pip install 'halfbyte[cuda]'"
+        raise ModuleNotFoundError(sentence, name=e.name) from e
+    return padded_rows(pairs, experts)
 
 
 def _stores_scores(config: Any) -> bool:
