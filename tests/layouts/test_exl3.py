@@ -121,7 +121,7 @@ def test_a_padded_head_has_the_rows_of_the_vocabulary(tmp_path: Path):
     assert LAYOUT.pack(head, {})["trellis"].tobytes() == t["trellis"].tobytes()
 
 
-def test_load_model_computes_with_it(tmp_path: Path):
+def test_load_model_computes_with_it(tmp_path: Path, monkeypatch):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     from support.tiny_configs import dense_model
     from support.tiny_models import agree, ids, logits
@@ -136,6 +136,7 @@ def test_load_model_computes_with_it(tmp_path: Path):
     plain = {n: p.numpy() for n, p in model.state_dict().items() if n.rpartition(".")[0] + ".trellis" not in stored}
     text = {k: v for k, v in model.config.to_dict().items() if k not in ("dtype", "_name_or_path")}
     path = folder(tmp_path / "in", {"model.safetensors": stored | plain}, json.loads(json.dumps(text)) | config(codebook="mcg"))
+    monkeypatch.setattr("halfbyte.ops._warned", set())  # a reason is told once a process
     with pytest.warns(RuntimeWarning, match="runs on the reference backend, slowly"):
         ours, _ = hb.load_model(path, dtype="float32")
     assert agree(logits(ours, ids()), logits(model, ids()))
