@@ -20,24 +20,25 @@ def test_a_sample_breaks_no_promise():
     assert (done.returncode, done.stdout.count("\n"), summary["cases"]) == (0, 1, 12), done.stdout + done.stderr
 
 
+def output_of(planted: str) -> str:
+    """What a program with a planted fault prints to standard output."""
+    return subprocess.run([sys.executable, "-c", planted], capture_output=True, text=True, timeout=300).stdout
+
+
 def test_an_output_that_is_copied_in_place_of_renamed_is_noticed():
-    planted = (
+    assert "the output is neither the old nor the new one" in output_of(
         "import pathlib, sys\n"
         "pathlib.Path.replace = lambda self, to: (to.write_bytes(self.read_bytes()), self.unlink()) if self.is_file() else None\n"
         "from support.second_fuzz import cases, __main__\n"
         "sys.exit(min(99, __main__.run(60, 0, 12, kinds=(cases.interruption,))))"
     )
-    done = subprocess.run([sys.executable, "-c", planted], capture_output=True, text=True, timeout=300)
-    assert "the output is neither the old nor the new one" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_reader_that_gives_other_values_is_noticed():
-    planted = (
+    assert "has other values" in output_of(
         "import sys, halfbyte as hb\n"
         "right = hb.QTensor.dequantize\n"
         "hb.QTensor.dequantize = lambda self, *a, **k: right(self, *a, **k) + (self.shape[0] > 40)\n"
         "from support.second_fuzz import __main__, readers\n"
         "sys.exit(min(99, __main__.run(60, 0, 2, kinds=(readers.reading,))))"
     )
-    done = subprocess.run([sys.executable, "-c", planted], capture_output=True, text=True, timeout=300)
-    assert "has other values" in done.stdout, done.stdout + done.stderr

@@ -172,8 +172,8 @@ def at_once(x: Any, w: Prepared, bias: Any | None, activations: str) -> Any | No
         shape = x.shape
         if k == 0 or x.dtype not in torch.floats or not fits_storage(x) or (bias is not None and not fits_storage(bias)):
             return None
-        # Sizes as arguments: torch takes 1 µs longer to read them from a tuple.
         follow_torch()
+        # Sizes as arguments: torch takes 1 µs longer to read them from a tuple.
         y = x.new_empty(shape[0], n) if len(shape) == 2 else x.new_empty(*shape[:-1], n)
         w.data.linear(x, bias, activations_named(activations), y)
     except (HalfbyteError, RuntimeError, TypeError, ValueError, KeyError, BufferError):
@@ -298,6 +298,5 @@ def _words(a: NDArray[Any]) -> NDArray[Any]:
 
 __all__ = [
     "ACTIVATIONS", "CPUBackend", "activations_named", "aligned_empty", "at_once", "follow_torch", "instruction_sets",
-    "native", "set_threads",
-    "use_instruction_set",
+    "native", "set_threads", "use_instruction_set",
 ]  # fmt: skip
