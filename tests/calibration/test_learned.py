@@ -16,7 +16,7 @@ from halfbyte.calibration import LearningOptions, calibrate
 from halfbyte.calibration.distill import Distillation
 from halfbyte.calibration.learned import Weight, relative_error, split, train_layer
 from halfbyte.calibration.statistics import InputCollector
-from halfbyte.calibration.trainable import TrainableWeight
+from halfbyte.calibration.trainable import TrainableStack, TrainableWeight
 from halfbyte.calibration.walk import multiplying
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
@@ -86,6 +86,32 @@ def test_variables_decode_to_what_is_packed(codec):
     assert np.array_equal(trained.value().detach().numpy(), packed.dequantize("float32"))
     changed = {part for part, array in packed.parts.items() if not np.array_equal(array, start.parts[part])}
     assert changed == set(packed.parts) - {"global_scale"}
+
+
+@pytest.mark.parametrize("codec", [*FORMATS, MLX, DIVIDED, "int4:g48"], ids=[*FORMATS, "mlx", "divided", "a last group of 16"])
+def test_a_stack_is_its_weights(codec):
+    """Decoded values, derivatives, and what is packed once the stack's variables have moved."""
+    fmt = codec if isinstance(codec, Format) else format_named(codec)
+    dense = [weight_of(n) * 4.0**i for i, n in enumerate((6, 1, 3))]
+    starts = [mse(w.numpy(), fmt) for w in dense]
+    alone, together = ([TrainableWeight(q, w, near=0.2, free=True) for q, w in zip(starts, dense, strict=True)] for _ in range(2))
+    stack = TrainableStack(together)
+    for values in (stack.values(), [w.value() for w in alone]):
+        assert [v.shape for v in values] == [w.shape for w in dense]
+        torch.autograd.backward(values, [torch.from_numpy(q.dequantize("float32")) for q in starts])
+    generator = torch.Generator().manual_seed(1)
+    for of_stack, names in ((stack.rounding, None), *((u, part) for part, u in stack.ranges.items())):
+        own = [w.rounding if names is None else w.ranges[names] for w in alone]
+        assert torch.equal(of_stack.grad, torch.cat([u.grad for u in own]))
+        with torch.no_grad():
+            of_stack += torch.rand(of_stack.shape, generator=generator) - 0.5
+            for u, rows in zip(own, of_stack.split(stack.rows), strict=True):
+                u.copy_(rows)
+    packed = [w.packed() for w in together]
+    assert packed == [w.packed() for w in alone]
+    assert packed != starts
+    for q, value in zip(packed, stack.values(), strict=True):
+        assert np.array_equal(value.detach().numpy(), q.dequantize("float32"))
 
 
 @pytest.mark.parametrize("codec", ["int4:g32", "uint4:g32", "affine4:g32", "mxfp4", "q4_K"])

@@ -13,12 +13,16 @@ divergence on them is kept, the start included.
 
 A step passes through the model forward and backward, one layer's graph in memory at a time, beside
 the hidden states of its sequences and three numbers a group; codes take four numbers a weight, a
-position among them, which a scale that moves leaves where it is.
+position among them, which a scale that moves leaves where it is. Weights of small layers are
+decoded together, `TOGETHER` at a time.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +33,7 @@ from .learned import GPTQ_NEAR, backpropagate, deterministic, quick_products, sp
 from .matrices import Matrix
 from .running import run_layer, without_layers
 from .sources import Source
-from .trainable import TrainableWeight
+from .trainable import TrainableStack, TrainableWeight
 
 RATE = 1e-3
 """Of Adam, in units of a scale."""
@@ -45,6 +49,9 @@ LOGITS = 1 << 28
 KEPT_IN_MEMORY = 1 << 32
 """Bytes of float32 layers that are read once; of larger models they are read in every pass."""
 
+TOGETHER = 1 << 26
+"""Most weights whose decoding is one graph, of more than one layer: each array of it takes 256 MiB."""
+
 Ranges = dict[str, Tensor]
 
 
@@ -54,6 +61,26 @@ def trained_parts(q: QTensor) -> list[str]:
     """
     fixed = ("scales", "mins") if q.format.super_size or q.format.scale == "e8m0" else ()
     return [p for p in ("scales", "super_scales", "super_mins", "biases") if p in q.parts and p not in fixed]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Layers that follow each other.
+
+    numbers  of the layers
+    layers   themselves
+    views    their matrices, where decoded weights go
+    decode   decode() gives the decoded weights in the order of `views`, differentiable
+    """
+
+    numbers: range
+    layers: nn.ModuleList
+    views: list[Tensor]
+    decode: Callable[[], list[Tensor]]
+
+
+def _decoded(weights: Sequence[TrainableWeight]) -> list[Tensor]:
+    return [w.value() for w in weights]
 
 
 class Distillation:
@@ -80,9 +107,13 @@ class Distillation:
     ) -> None:
         self.source, self.packed, self.ids, self.inputs, self.targets = source, packed, ids, inputs, targets
         self._matrices, self._arguments = matrices, arguments
-        self._layers: dict[int, tuple[nn.Module, list[Tensor], list[TrainableWeight]]] = {}
         self._few = 4 * sum(q.size for layer in packed for q in layer) <= KEPT_IN_MEMORY
         self.ranges = [[self._new(q) for q in layer] for layer in packed]
+        self._weights: list[list[TrainableWeight]] = []
+        self._stacks: list[TrainableStack] = []
+        self._kept: list[_Block] = []
+        if self._few:
+            self._keep()
 
     def _new(self, q: QTensor) -> Ranges:
         device = self.inputs[0].device
@@ -91,9 +122,9 @@ class Distillation:
 
     def train(self, steps: int, seed: int) -> list[list[QTensor]]:
         """The packed weights of least divergence, as `packed` has them."""
-        ranges = [u for layer in self.ranges for ranges in layer for u in ranges.values()]
-        numbers = range(len(self.packed))
-        codes = [t.rounding for number in numbers for t in self._layer(number)[2]] if self._few else []
+        own = [stack.ranges for stack in self._stacks] if self._few else [ranges for layer in self.ranges for ranges in layer]
+        ranges = [u for parts in own for u in parts.values()]
+        codes = [stack.rounding for stack in self._stacks]
         groups = [(group, rate) for group, rate in ((ranges, RATE), (codes, CODE_RATE)) if group]
         if not groups:
             return [list(layer) for layer in self.packed]
@@ -118,7 +149,8 @@ class Distillation:
         with torch.no_grad():
             for variable, value in zip(variables, best, strict=True):
                 variable.copy_(value)
-        return [[t.packed() for t in (self._layer(number)[2] if self._few else self._scales_of(number))] for number in numbers]
+        weights = self._weights or [self._scales_of(number) for number in range(len(self.packed))]
+        return [[t.packed() for t in layer] for layer in weights]
 
     def divergence(self, sequences: Sequence[int]) -> float:
         """Nats a token, the mean over sequences."""
@@ -138,37 +170,73 @@ class Distillation:
             TrainableWeight(q, None, ranges, device) for q, ranges in zip(self.packed[number], self.ranges[number], strict=True)
         ]
 
-    def _layer(self, number: int) -> tuple[nn.Module, list[Tensor], list[TrainableWeight]]:
-        """(the layer, its matrices, their variables)."""
-        if number in self._layers:
-            return self._layers[number]
-        layer = self.source.layer(number)
-        views = [m.view for m in self._matrices(layer, number)]
-        if not self._few:
-            return layer, views, self._scales_of(number)
-        weights = [
-            TrainableWeight(q, view.float(), ranges, near=GPTQ_NEAR, free=True)
-            for q, view, ranges in zip(self.packed[number], views, self.ranges[number], strict=True)
-        ]
-        self._layers[number] = layer, views, weights
-        return self._layers[number]
+    def _keep(self) -> None:
+        """All layers, read once, their weights in stacks."""
+        layers, views = [], []
+        for number, packed in enumerate(self.packed):
+            layer = self.source.layer(number)
+            found = [m.view for m in self._matrices(layer, number)]
+            self._weights.append([
+                TrainableWeight(q, view.float(), ranges, near=GPTQ_NEAR, free=True)
+                for q, view, ranges in zip(packed, found, self.ranges[number], strict=True)
+            ])  # fmt: skip
+            layers.append(layer)
+            views.append(found)
+        sizes = [sum(q.size for q in packed) for packed in self.packed]
+        first = 0
+        while first < len(sizes):
+            end = first + 1
+            while end < len(sizes) and sum(sizes[first : end + 1]) <= TOGETHER:
+                end += 1
+            numbers = range(first, end)
+            weights = [w for number in numbers for w in self._weights[number]]
+            self._kept.append(
+                _Block(
+                    numbers,
+                    nn.ModuleList(layers[first:end]),
+                    [view for number in numbers for view in views[number]],
+                    self._in_stacks(weights),
+                )
+            )
+            first = end
 
-    def _drop(self, number: int) -> None:
-        if not self._few:
+    def _in_stacks(self, weights: Sequence[TrainableWeight]) -> Callable[[], list[Tensor]]:
+        """Stacks of weights, and the function that decodes them in their order."""
+        alike: dict[tuple[Any, int], list[int]] = defaultdict(list)
+        for at, w in enumerate(weights):
+            alike[w.format, w.shape[1]].append(at)
+        stacks = [(TrainableStack([weights[at] for at in places]), places) for places in alike.values()]
+        self._stacks += [stack for stack, _ in stacks]
+
+        def decode() -> list[Tensor]:
+            found = {at: value for stack, places in stacks for at, value in zip(places, stack.values(), strict=True)}
+            return [found[at] for at in range(len(weights))]
+
+        return decode
+
+    def _blocks(self, backward: bool = False) -> Iterator[_Block]:
+        """In order or backward; a layer that is not kept is read, and dropped afterwards."""
+        if self._few:
+            yield from reversed(self._kept) if backward else self._kept
+            return
+        numbers = range(len(self.packed))
+        for number in reversed(numbers) if backward else numbers:
+            layer = self.source.layer(number)
+            views = [m.view for m in self._matrices(layer, number)]
+            yield _Block(range(number, number + 1), nn.ModuleList([layer]), views, partial(_decoded, self._scales_of(number)))
             self.source.drop(number)
 
     def _forward(self, sequences: Sequence[int], every: bool = False) -> list[Tensor]:
         """Hidden states behind the last layer; `every`: before each layer too."""
         states = [torch.cat([self.inputs[i] for i in sequences])]
-        for number in range(len(self.packed)):
-            layer, views, weights = self._layer(number)
-            with torch.no_grad():
-                for view, trained in zip(views, weights, strict=True):
-                    view.copy_(trained.value())
-                states.append(run_layer(layer, states[-1], self._arguments[number]))
-            if not every:
-                del states[:-1]
-            self._drop(number)
+        with torch.no_grad():
+            for block in self._blocks():
+                for view, value in zip(block.views, block.decode(), strict=True):
+                    view.copy_(value)
+                for number, layer in zip(block.numbers, block.layers, strict=True):
+                    states.append(run_layer(layer, states[-1], self._arguments[number]))
+                    if not every:
+                        del states[:-1]
         return states
 
     def _pass(self, sequences: Sequence[int]) -> None:
@@ -178,30 +246,47 @@ class Distillation:
             last = states.pop().requires_grad_()
             with without_layers(self.source) as run:
                 for rows in self._rows(len(sequences)):
-                    (self._kl(run, sequences[rows], last[rows]) / len(sequences)).backward()
+                    self._backward_head(run, sequences[rows], last[rows], len(sequences))
             gradient = last.grad
-            for number in reversed(range(len(self.packed))):
-                x = states.pop().requires_grad_()
-                layer, views, weights = self._layer(number)
-                self._backward(number, layer, views, [trained.value() for trained in weights], x, gradient)
-                gradient = x.grad
-                self._drop(number)
 
-    def _backward(
-        self, number: int, layer: nn.Module, views: Sequence[Tensor], values: Sequence[Tensor], x: Tensor, gradient: Any
-    ) -> None:
-        backpropagate(layer, views, values, lambda: run_layer(layer, x, self._arguments[number]).backward(gradient))
+            for block in self._blocks(backward=True):
+                inputs = [states.pop().requires_grad_() for _ in block.numbers]
+                backpropagate(block.layers, block.views, block.decode(), partial(self._backward, block, inputs, gradient))
+                gradient = inputs[-1].grad
+
+    def _backward(self, block: _Block, inputs: Sequence[Tensor], gradient: Any) -> None:
+        """Gradients through a block's layers, the last first, as `inputs` are."""
+        for number, layer, x in zip(reversed(block.numbers), reversed(block.layers), inputs, strict=True):
+            run_layer(layer, x, self._arguments[number]).backward(gradient)
+            gradient = x.grad
 
     def _rows(self, count: int) -> Iterator[slice]:
         """Rows of a batch of `count` sequences whose logits are computed together."""
         size = max(1, LOGITS // (len(self.ids[0]) * self.source.model.config.get_text_config().vocab_size))
         return (slice(at, at + size) for at in range(0, count, size))
 
-    def _kl(self, run: Callable[[Sequence[list[int]], Tensor], Tensor], sequences: Sequence[int], hidden: Tensor) -> Tensor:
-        """The sum over some sequences of the mean divergence of each, a tensor."""
+    def _logits(
+        self, run: Callable[[Sequence[list[int]], Tensor], Tensor], sequences: Sequence[int], hidden: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(the dense model's, the packed model's with a graph), float32, of some sequences."""
         ids = [self.ids[i] for i in sequences]
         with torch.no_grad():
-            p = torch.log_softmax(run(ids, torch.cat([self.targets[i] for i in sequences])).float(), -1)
-        q = torch.log_softmax(run(ids, hidden).float(), -1)
+            dense = run(ids, torch.cat([self.targets[i] for i in sequences])).float()
+        return dense, run(ids, hidden).float()
+
+    def _kl(self, run: Callable[[Sequence[list[int]], Tensor], Tensor], sequences: Sequence[int], hidden: Tensor) -> Tensor:
+        """The sum over some sequences of the mean divergence of each, a tensor."""
+        p, q = (torch.log_softmax(x, -1) for x in self._logits(run, sequences, hidden))
         total: Tensor = (p.exp() * (p - q)).sum(-1).mean(-1).sum()
         return total
+
+    def _backward_head(
+        self, run: Callable[[Sequence[list[int]], Tensor], Tensor], sequences: Sequence[int], hidden: Tensor, count: int
+    ) -> None:
+        """Gradients of `_kl` / count by what `hidden` is made of. With respect to logits the
+        derivative of Σ p ln(p / q) is q − p.
+        """
+        dense, logits = self._logits(run, sequences, hidden)
+        with torch.no_grad():
+            gradient = torch.softmax(logits, -1).sub_(torch.softmax(dense, -1)).div_(count * logits.shape[1])
+        logits.backward(gradient)

@@ -23,6 +23,8 @@ At the start u is 0 and v yields the start's codes, whichever algorithm found th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -137,9 +139,9 @@ class TrainableWeight:
         self._codes = finite[first].astype(np.uint8)
         self._table = torch.from_numpy(table).to(device, torch.float32)
         self._uniform = bool((np.diff(table) == 1).all())
-        self._global = float(start.parts["global_scale"]) if fmt.global_op else 1.0
+        self._global: float | Tensor = float(start.parts["global_scale"]) if fmt.global_op else 1.0
         levels = float(table[-1] - table[0])
-        n, k = start.shape
+        n, k = self.shape = start.shape
         size = k if fmt.group_size == -1 else fmt.group_size
         # Parameters broadcast over groups; where the last group is not whole they are spread.
         self._shape = (n, k // size, size) if size and k % size == 0 else (n, k)
@@ -242,7 +244,7 @@ class TrainableWeight:
         """[n, groups] -> what broadcasts against weights of `_shape`."""
         if len(self._shape) == 3:
             return x[:, :, None]
-        size, k = self.format.group_size, self.start.shape[1]
+        size, k = self.format.group_size, self.shape[1]
         return x[:, :, None].expand(*x.shape, size).reshape(len(x), -1)[:, :k]
 
     def _position(self, weight: Tensor, stored: dict[str, Tensor]) -> Tensor:
@@ -285,4 +287,40 @@ class TrainableWeight:
             value = (value.double() * self._global / self.format.divisor).float()
         elif self.format.global_op:
             value = value / self._global if self.format.global_op == "divide" else value * self._global
-        return (value if offset is None else value + offset).reshape(self.start.shape)
+        return (value if offset is None else value + offset).reshape(self.shape)
+
+
+class TrainableStack:
+    """Weights [n, k] of one format and one k as one matrix [Σ n, k]: an operation is started once
+    for all of them.
+
+    Their positions are free. From then on their variables are rows of the stack's: they follow its
+    training, and are not trained themselves.
+    """
+
+    def __init__(self, weights: Sequence[TrainableWeight]) -> None:
+        self.rows = [w.shape[0] for w in weights]
+        whole = self._whole = copy(weights[0])
+        whole.shape = (sum(self.rows), weights[0].shape[1])
+        whole._shape = (whole.shape[0], *weights[0]._shape[1:])
+        whole._starts, whole._units, ranges = (
+            {part: torch.cat([x[part].detach() for x in parts]) for part in parts[0]}
+            for parts in ([w._starts for w in weights], [w._units for w in weights], [w.ranges for w in weights])
+        )
+        if whole.format.global_op:
+            each = torch.tensor([w._global for w in weights], device=whole.rounding.device)
+            ones = [1] * (len(whole._shape) - 1)
+            whole._global = each.repeat_interleave(torch.tensor(self.rows, device=each.device)).reshape(-1, *ones)
+        rounding = torch.cat([w.rounding.detach() for w in weights])
+        for w, positions in zip(weights, rounding.split(self.rows), strict=True):
+            w.rounding = positions
+        for part, u in ranges.items():
+            for w, rows in zip(weights, u.split(self.rows), strict=True):
+                w.ranges[part] = rows
+        whole.rounding, whole.ranges = rounding.requires_grad_(), {part: u.requires_grad_() for part, u in ranges.items()}
+        self.rounding, self.ranges = whole.rounding, whole.ranges
+
+    def values(self) -> tuple[Tensor, ...]:
+        """The decoded weights, differentiable."""
+        out: tuple[Tensor, ...] = self._whole.value().split(self.rows)
+        return out
