@@ -85,14 +85,20 @@ inline void each_codes(const Weight &w, int64_t panel, int64_t k0, int64_t count
   }
 }
 
+// The entries of an integral table plus an offset; those from 128 on are unsigned bytes.
+template <class V>
+inline typename V::T byte_table(const Weight &w, int offset) {
+  alignas(64) int8_t entries[16] = {};
+  if (w.element == Element::table && w.integral)
+    for (int c = 0; c < 16; ++c) entries[c] = (int8_t)(int)(w.values[c] / w.unit + offset);
+  return V::tload(entries);
+}
+
 template <class V, int BITS>
 void decode_u8_bits(const Weight &w, int64_t panel, int64_t k0, int64_t count, uint8_t *out) {
   if constexpr (BITS == 4) {
     if (w.element == Element::table) {
-      alignas(64) int8_t entries[16];
-      const int off = buffer_offset(w, V::unsigned_bytes);
-      for (int c = 0; c < 16; ++c) entries[c] = (int8_t)(w.values[c] / w.unit + off);
-      const auto table = V::tload(entries);
+      const auto table = byte_table<V>(w, buffer_offset(w, V::unsigned_bytes));
       each_codes<V, BITS>(w, panel, k0, count, [&](int64_t step, int h, typename V::B code) {
         V::bstore(out + step * kUnitBytes + h * V::W * 4, V::lookup(table, code));
       });
@@ -126,13 +132,4 @@ void decode_u8(const Weight &w, int64_t panel, int64_t k0, int64_t count, uint8_
     default:
       return decode_u8_bits<V, 8>(w, panel, k0, count, out);
   }
-}
-
-// The entries of an integral table plus an offset.
-template <class V>
-inline typename V::T byte_table(const Weight &w, int offset) {
-  alignas(64) int8_t entries[16] = {};
-  if (w.element == Element::table && w.integral)
-    for (int c = 0; c < 16; ++c) entries[c] = (int8_t)(w.values[c] / w.unit + offset);
-  return V::tload(entries);
 }

@@ -82,10 +82,7 @@ void decode_f32_bits(const Weight &w, int64_t panel, int64_t k0, int64_t count, 
     });
     return;
   }
-  alignas(64) int8_t entries[16] = {};
-  if (w.element == Element::table)
-    for (int c = 0; c < 16; ++c) entries[c] = (int8_t)(w.values[c] / w.unit);
-  const auto table = V::tload(entries);
+  const auto table = byte_table<V>(w, 0);
   const bool looked_up = BITS == 4 && w.element == Element::table;
   // Integers are decoded as signed bytes; for unsigned 8-bit codes 128 is added afterwards.
   const bool wide = BITS == 8 && w.offset != 128;

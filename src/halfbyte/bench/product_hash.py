@@ -1,25 +1,28 @@
-"""SHA-256 of products that have the same bits on every x86-64 CPU: `halfbyte selftest --hash`.
+"""SHA-256 of products that have the same bits on every CPU: `halfbyte selftest --hash`.
 
 A product of the native core is integer sums and float32 operations in a fixed order, so its bits do
 not depend on the instruction set, the threads, the compiler or the batch. Weights, activations and
 prompts are bytes of SHAKE-256, which no library's random generator can change.
 
     product_hash("int8")       of one weight of every structure of format, for up to 33 tokens
-    logits_hash(model)         of a model's logits after 64 prompts, computed by the native step
+    logits_hash(model)         of a model's logits after 64 prompts, without torch
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..backends import backend_named
+from ..errors import FormatError
 from ..formats import family_of, format_named
+from ..generation.native_model import DenseTable, NativeModel
+from ..generation.rotary import Rotation
 from ..numerics.bits import pack
 from ..numerics.minifloat import element_table
 from ..spec import Format
@@ -106,60 +109,31 @@ def weight_of(fmt: Format, shape: tuple[int, int], label: str) -> QTensor:
     return QTensor(fmt, shape, parts)
 
 
-def logits_hash(model: Any) -> str:
-    """Of the last logits of `PROMPTS` prompts, by the native step from the first token on.
-    FormatError for a model that the step does not compute.
+def logits_hash(model: NativeModel) -> str:
+    """Of the last logits of `PROMPTS` prompts, by the core's operations from the first token on.
+    FormatError for a model whose table of tokens is not packed.
 
-    model  of `transformers.load_model(path, activations="int8")`
+    model  of `generation.native_model.native_model(checkpoint, "int8")`
     """
-    import torch
-
-    from ..errors import FormatError
-    from ..transformers.decode.kv_cache import growing_cache
-    from ..transformers.decode.native_step import Step, supports
-
-    if not supports(model):
-        raise FormatError(
-            f"[selftest] {type(model).__name__} is not computed by the native step alone; "
-            "allowed: Llama, Mistral, Qwen2, Qwen3 and Gemma 3 on the CPU in float32"
-        )
-    vocabulary, heads = model.config.vocab_size, model.config.num_key_value_heads
-    drawn = _drawn("prompts", 4 * PROMPTS * PROMPT_TOKENS).view("<u4").astype(np.int64) % vocabulary
-    tokens = torch.from_numpy(drawn.reshape(PROMPTS, PROMPT_TOKENS))
-    angles = _angles(model.model.rotary_emb)
-    with torch.no_grad():
-        hidden = torch.empty(PROMPTS, model.config.hidden_size)
-        for prompt in range(PROMPTS):
-            cache = growing_cache(model)
-            assert cache is not None
-            for layer, module in zip(cache.layers, model.model.layers, strict=True):
-                layer.keys = layer.values = torch.empty(1, heads, 0, module.self_attn.head_dim)
-                layer.dtype, layer.device, layer.is_initialized = torch.float32, layer.keys.device, True
-                layer.open()
-            step = Step(model, cache.layers)
-            step.rotary = angles
-            for token in tokens[prompt]:
-                last = step(model.model.embed_tokens(token[None, None]))
-            hidden[prompt] = last[0, 0]
-        return hashlib.sha256(model.lm_head(hidden).numpy().astype("<f4").tobytes()).hexdigest()
+    if isinstance(model.head, DenseTable) or isinstance(model.embedding, DenseTable):
+        raise FormatError("[selftest] the table of tokens is not packed: NumPy multiplies it, whose bits differ between machines")
+    model = replace(model, rotations=tuple(_ExactRotation(r.frequencies, r.factor) for r in model.rotations))
+    vocabulary, width = model.embedding.shape
+    tokens = _drawn("prompts", 4 * PROMPTS * PROMPT_TOKENS).view("<u4").astype(np.int64) % vocabulary
+    hidden = np.empty((PROMPTS, width), np.float32)
+    for prompt, row in zip(tokens.reshape(PROMPTS, PROMPT_TOKENS), hidden, strict=True):
+        session = model.session()
+        for token in prompt:
+            row[:] = session.step(int(token))[0]
+    return hashlib.sha256(model.logits(hidden).astype("<f4").tobytes()).hexdigest()
 
 
-def _angles(rotary: Any) -> Any:
-    """The cosines and sines of a model's rotary embedding, rounded from float64: torch's own
-    float32 functions differ from one instruction set to another.
+class _ExactRotation(Rotation):
+    """Cosines and sines rounded from float64: NumPy's float32 functions differ from one instruction
+    set to another.
     """
-    import torch
 
-    @functools.cache
-    def tables(kind: str, count: int) -> tuple[Any, Any]:
-        frequencies = getattr(rotary, f"{kind}_inv_freq" if kind else "inv_freq").tolist()
-        scaling = float(getattr(rotary, f"{kind}_attention_scaling" if kind else "attention_scaling"))
-        angles = [[position * f for f in frequencies * 2] for position in range(count)]
-        cosines, sines = ([[scaling * function(a) for a in row] for row in angles] for function in (math.cos, math.sin))
-        return torch.tensor(cosines, dtype=torch.float32)[None], torch.tensor(sines, dtype=torch.float32)[None]
-
-    def angles(_: Any, positions: Any, kind: str = "") -> tuple[Any, Any]:
-        assert int(positions[0, 0]) == 0
-        return tables(kind, positions.shape[1])
-
-    return angles
+    def table(self, start: int, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        angles = [[position * f for f in self.frequencies.tolist() * 2] for position in range(start, start + count)]
+        cosines, sines = ([[self.factor * function(a) for a in row] for row in angles] for function in (math.cos, math.sin))
+        return np.array(cosines, np.float32), np.array(sines, np.float32)

@@ -27,7 +27,7 @@ def selftest(
     dtype: Annotated[str, typer.Option(help="Dtypes of x, comma separated.")] = "float16",
     shape: Annotated[str, typer.Option(help="N,K to time; 0 for no timing.")] = "4096,4096",
     m: Annotated[str, typer.Option("--m", help="Tokens to time, comma separated.")] = "1,64",
-    hash: Annotated[bool, typer.Option("--hash", help="SHA-256 of the CPU's products, the same on every x86-64 CPU.")] = False,
+    hash: Annotated[bool, typer.Option("--hash", help="SHA-256 of the CPU's products, the same on every CPU.")] = False,
     model: Annotated[str | None, typer.Option(help="With --hash: also of this model's logits after 64 prompts.")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: one kernel a line.")] = False,
 ) -> int:
@@ -71,9 +71,11 @@ def _hashes(model: str | None, json: bool) -> int:
         ("products", kind, product_hash(kind), expected) for kind, expected in EXPECTED.items()
     ]
     if model is not None:
-        from ..transformers import load_model
+        from ..checkpoints import open as open_checkpoint
+        from ..generation.native_model import native_model
 
-        found.append(("logits", "int8", logits_hash(load_model(model, activations="int8")[0]), None))
+        with open_checkpoint(model) as checkpoint:
+            found.append(("logits", "int8", logits_hash(native_model(checkpoint, "int8")), None))
     for of, activations, sha256, expected in found:
         verdict = "" if expected is None else "as documented" if sha256 == expected else f"WRONG, documented: {expected}"
         if json:

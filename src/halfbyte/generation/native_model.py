@@ -122,6 +122,12 @@ class NativeModel:
         """One sequence, empty."""
         return NativeSession(self)
 
+    def logits(self, hidden: F32) -> F32:
+        """(tokens, vocabulary) of rows after the last norm."""
+        if isinstance(self.head, DenseTable):
+            return np.asarray(hidden @ self.head.rows.T, np.float32)
+        return np.asarray(linear(hidden, self.head, activations=self.activations), np.float32)
+
     def end_ids(self, tokenizer: Any) -> tuple[Any, ...]:
         """The end-of-turn tokens that the file names, and eos."""
         return tokenizer.end_ids, tokenizer.eos_token_id
@@ -147,17 +153,14 @@ class NativeSession:
         if not len(ids):
             raise ShapeError("[generate] no tokens; a call takes one or more")
         if len(ids) == 1 and self.positions:
-            hidden = self._step(ids[0])
+            hidden = self.step(ids[0])
         else:
             at, group = 0, self.model.layers[0].parts
             while at < len(ids):
                 count = _chunk(len(ids) - at, self.positions, group.q.outputs // group.head_dim)
                 hidden = self._prompt(np.asarray(ids[at : at + count], np.int64), at + count == len(ids))
                 at += count
-        head = self.model.head
-        logits: F32 = (
-            head.rows @ hidden[0] if isinstance(head, DenseTable) else linear(hidden, head, activations=self.model.activations)[0]
-        )
+        logits: F32 = self.model.logits(hidden)[0]
         return logits
 
     def _embedded(self, ids: NDArray[np.int64]) -> F32:
@@ -217,7 +220,10 @@ class NativeSession:
     # ------------------------------------------------------------------------------------------
     # a token
 
-    def _step(self, token: int) -> F32:
+    def step(self, token: int) -> F32:
+        """(1, hidden) after the last norm, of one more token, by the core's operations alone. The
+        next call overwrites it.
+        """
         if self._written == self._room:
             self._bind()
         self._x[:] = self._embedded(np.array([token]))[0]

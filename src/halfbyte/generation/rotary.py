@@ -43,7 +43,9 @@ def rotation_of(rope: Mapping[str, Any], head_dim: int, context: int, stored: F3
     stored   divisors of the frequencies, of a file that has them
     """
     kind, theta = rope.get("rope_type", "default"), float(rope["rope_theta"])
-    plain = np.float32(1) / np.float32(theta) ** (np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim))
+    # Powers rounded from float64: those of float32 differ from one machine and library to another.
+    powers = [theta**exponent for exponent in (np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)).tolist()]
+    plain = np.float32(1) / np.array(powers, np.float32)
     if stored is not None:
         return Rotation(np.asarray(plain / stored, np.float32))
     if kind == "default":

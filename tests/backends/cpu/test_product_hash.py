@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import halfbyte
 from halfbyte.backends.cpu import native, set_threads, use_instruction_set
 from halfbyte.bench import product_hash as hashes
 from halfbyte.bench.product_hash import EXPECTED, FORMATS, SHAPE, product_hash
 from halfbyte.cli import selftest
 from halfbyte.errors import FormatError
 from halfbyte.formats import format_named
-from halfbyte.transformers import load_model
+from halfbyte.generation.native_model import DenseTable, native_model
 from support.cpu_weights import CPU, SETS, each_set, instruction_set, needs_native  # noqa: F401
 from support.tiny_models import write_tiny
 
@@ -50,9 +52,14 @@ def test_weights_are_numbers_and_act_order_permutes():
         assert ("group_index" in weight.parts) == (word == hashes.ACT_ORDER)
 
 
+def native_tiny(folder: Path, activations: str = "int8"):
+    with halfbyte.open(write_tiny(folder, "gemma3_text", "mlx").folder) as checkpoint:
+        return native_model(checkpoint, activations)
+
+
 def test_logits_have_the_same_bits_on_every_instruction_set(tmp_path, monkeypatch, threads):
     monkeypatch.setattr(hashes, "PROMPTS", 3)
-    model, _ = load_model(write_tiny(tmp_path, "gemma3_text", "mlx").folder, activations="int8")
+    model = native_tiny(tmp_path)
     found = set()
     before = native().current()
     try:
@@ -66,9 +73,18 @@ def test_logits_have_the_same_bits_on_every_instruction_set(tmp_path, monkeypatc
     assert len(found) == 1
 
 
-def test_a_model_with_other_operations_is_refused(tmp_path):
-    model, _ = load_model(write_tiny(tmp_path, "phi3", "halfbyte").folder, activations="int8")
-    with pytest.raises(FormatError, match="is not computed by the native step alone"):
+def test_logits_of_the_hash_are_those_of_the_model(tmp_path):
+    """Step after step from the first token on, and the prompt at once."""
+    model = native_tiny(tmp_path, "exact")
+    session, tokens = model.session(), [5, 7, 11, 9]
+    for token in tokens:
+        hidden = session.step(token)
+    assert np.allclose(model.logits(hidden)[0], model.session()(tokens), rtol=1e-5, atol=1e-5)
+
+
+def test_a_dense_table_of_tokens_is_refused(tmp_path):
+    model = replace(native_tiny(tmp_path), head=DenseTable(np.zeros((96, 64), np.float32)))
+    with pytest.raises(FormatError, match="the table of tokens is not packed"):
         hashes.logits_hash(model)
 
 
