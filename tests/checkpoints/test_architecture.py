@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from halfbyte.checkpoints.architecture import required, required_gguf
+from halfbyte.checkpoints.architecture import implied_gguf, required, required_gguf
 
 MOST = 2**31 - 1
 
@@ -34,3 +34,19 @@ def test_what_the_file_can_hold_is_required_whole():
     assert required(config, "model.", 32) == required(config, "model.", 10**6)
     [bias] = [need for need in required(config, "model.", 3) if need.name.endswith("gate_up_proj_bias")]
     assert bias.shape == (32, 192)
+
+
+def test_what_one_block_of_a_gguf_has_every_block_has():
+    """Biases by their own names, q, k and v together; a router beside experts; both factors."""
+
+    def needed(*names):
+        return {need.name for need in implied_gguf({*names, "output_norm"}, 2)}
+
+    assert needed("blk.0.attn_q") == set()
+    assert needed("blk.1.ffn_up.bias") == {"blk.0.ffn_up.bias", "blk.1.ffn_up.bias"}
+    biases = {f"blk.{i}.attn_{n}.bias" for i in (0, 1) for n in "qkv"}
+    for n in "qkv":
+        assert needed(f"blk.0.attn_{n}.bias") == biases
+    assert needed("blk.0.attn_k.bias", "blk.0.attn_output.bias") == biases | {f"blk.{i}.attn_output.bias" for i in (0, 1)}
+    assert needed("blk.0.ffn_up_exps") == {"blk.0.ffn_gate_inp", "blk.1.ffn_gate_inp"}
+    assert needed("rope_factors_short") == {"rope_factors_long", "rope_factors_short"}

@@ -206,6 +206,19 @@ def test_case_02_autogptq_zero_point_16_moves_into_range():
         convert_tensor(full, "awq:uint4:g32")
 
 
+def test_codes_move_up_to_the_last_and_no_further():
+    """A zero point of -1 moves to 0, and the codes by 1 with it."""
+    for most in (13, 14, 15):
+        q = integers(np.minimum(all_codes(8, 32), most), np.ones((8, 1), np.float16), np.full((8, 1), -1))
+        if most < 15:
+            moved = convert_weight(q, goal_named("awq:uint4:g32"))
+            assert same(q, reread(moved, goal_named("awq")))
+            assert unpack(moved.weight.parts["codes"], 4, 32).max() == most + 1
+        else:
+            with pytest.raises(LossyError, match="codes would leave the range of uint4"):
+                convert_tensor(q, "awq:uint4:g32")
+
+
 def test_case_03_three_bit_words_are_a_dense_stream():
     """128 inputs of 3 bits are 12 words down, 64 outputs 6 words across."""
     q = finite_tensor(format_named("uint3", 64), (64, 128), 0)

@@ -95,6 +95,17 @@ def test_sequences_drawn_at_once_are_full_and_of_all_tokens(path, monkeypatch):
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+def test_each_pass_draws_as_many_texts_as_are_wanted_at_once(path, monkeypatch):
+    """Where texts end early, sequences further on are begun in place of those that are full."""
+    model, tokenizer = with_logits(path, 1e-3)
+    sizes, generate = [], model.generate
+    monkeypatch.setattr(model, "generate", lambda ids, **options: sizes.append(len(ids)) or generate(ids, **options))
+    assert len(list(own_text(model, tokenizer, sequences=24, tokens=60, at_once=8))) == 24
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) > 24
+    assert sizes[:3] == [8, 8, 8]
+
+
 def test_a_text_begins_with_the_vocabularys_first_token_or_after_its_last(loaded):
     model, tokenizer = loaded
 

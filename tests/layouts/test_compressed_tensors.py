@@ -172,6 +172,17 @@ def test_tensor_and_block_scales_come_back(bits, shape, scope, asymmetric, word,
     assert LAYOUT.unpack(tensors, config) == q
 
 
+@pytest.mark.parametrize("columns", [1, 4])
+def test_scales_without_a_strategy_are_of_channels_or_groups(columns: int) -> None:
+    rng = np.random.default_rng(0)
+    tensors = {
+        "weight": rng.integers(-8, 8, (6, 128)).astype(np.int8),
+        "weight_scale": rng.standard_normal((6, columns)).astype(np.float32),
+    }
+    config = {"format": "int-quantized", "weights": {"num_bits": 4, "type": "int"}}
+    assert LAYOUT.describe(headers(tensors), config).format.group_size == (-1 if columns == 1 else 32)
+
+
 @pytest.mark.parametrize("word", ["fp8_e4m3", "fp8_e5m2"])
 @pytest.mark.parametrize("scope", [(None, -1), (-1, -1), (128, 128), (None, 32)])
 def test_float8_of_every_scope_comes_back(word: str, scope: tuple[int | None, int]) -> None:

@@ -49,6 +49,16 @@ def config(**changes: Any) -> dict[str, Any]:
     return {"quantization_config": own}
 
 
+def test_a_module_is_recognised_by_its_codes_and_a_scale_on_each_side():
+    """`su` and `sv` are the names of older files."""
+    for first in ("suh", "su"):
+        for second in ("svh", "sv"):
+            whole = {"trellis", first, second}
+            assert LAYOUT.matches(whole)
+            assert not any(LAYOUT.matches(whole - {part}) for part in whole)
+    assert LAYOUT.matches({"trellis", "suh", "su", "svh", "sv", "mcg"})
+
+
 def slow(t: dict[str, np.ndarray], codebook: str) -> np.ndarray:
     return dense(t["trellis"], t["suh"], t["svh"], codebook)
 

@@ -50,6 +50,8 @@ def test_random_bytes_come_back_padding_included(bits: int, zeros: str, flat: bo
         q = check_round_trip(ONNX, tensors, config)
         assert q.shape == (n, k)
         assert q.format.zero == {"packed": "int", "float": "float", "default": "none"}[zeros]
+        without = {key: value for key, value in config.items() if key != "K"}  # whole blocks
+        assert ONNX.describe(headers(tensors), without).shape == (n, -(-k // block) * block)
 
 
 @given(

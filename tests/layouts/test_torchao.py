@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfbyte.errors import LayoutError, UnsupportedError
+from halfbyte.errors import CheckpointError, LayoutError, UnsupportedError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
 from halfbyte.layouts.common.scale_tiles import tile, tiled_shape, untile
@@ -189,6 +189,9 @@ def test_a_float8_scale_of_another_number_is_refused(shape: tuple[int, ...], con
 def test_what_does_not_fit_is_refused() -> None:
     rng = np.random.default_rng(0)
     six, _ = foreign("mxfp6", rng)
+    for other in ("qdata", "scale", "zero_point"):
+        with pytest.raises(LayoutError, match=r"m has tensors under _?weight_ and _?weight_; one of them is a weight"):
+            TORCHAO.describe(headers({**six, f"_weight_{other}": six["weight_scale"]}), {}, "m")
     with pytest.raises(LayoutError, match=r"m\.weight_qdata has a code a byte: fp6, and only the config's elem_dtype says"):
         TORCHAO.describe(headers(six), {}, "m")
     stack, _ = foreign("mxfp6", rng, (2, 6, 128))
@@ -219,6 +222,19 @@ def test_what_does_not_fit_is_refused() -> None:
     far = QTensor(q.format, q.shape, {**q.parts, "zeros": np.full((2, 2), 300, np.int16)})
     with pytest.raises(LayoutError, match="zero points run from 292 to 292, beyond int8"):
         TORCHAO.pack(far, {})
+
+
+def test_a_configuration_whose_data_is_no_object_is_refused() -> None:
+    def module(quant_type: object) -> dict | None:
+        return TORCHAO.config_reader({"quant_method": "torchao", "quant_type": quant_type}, "config.json").parameters("m")
+
+    own = {"_type": "Int8WeightOnlyConfig", "_data": {"version": 2}}
+    for found in (module({"default": own}), module(own)):
+        assert (found["_type"], found["version"]) == ("Int8WeightOnlyConfig", 2)
+    assert module({"default": {"_type": "Int8WeightOnlyConfig"}})["_type"] == "Int8WeightOnlyConfig"
+    for data in ("version", [2], 2):
+        with pytest.raises(CheckpointError, match=r"quant_type has _data .*; wanted an object"):
+            module({"default": {**own, "_data": data}})
 
 
 @pytest.mark.parametrize(("zero", "fits"), [(-(1 << 14), True), ((1 << 14) - 1, True), (-(1 << 14) - 1, False), (1 << 14, False)])

@@ -5,6 +5,7 @@ readers' text is not at hand (self-calibration: Williams et al. 2024, arXiv 2410
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -63,29 +64,33 @@ def _joined(parts: list[str]) -> str:
 def _together(
     model: Any, tokenizer: Any, start: list[int], ends: set[int], sequences: int, tokens: int, seed: int, at_once: int
 ) -> Iterator[str]:
-    """The texts, `at_once` sequences in each pass of the model; those that are not full yet when
-    all texts of a pass have ended take part in the next one.
+    """The texts. Each pass of the model draws a text for the first `at_once` sequences that are not
+    full: a text that ends early leaves its place empty for one pass only.
     """
     import torch
     from transformers import GenerationConfig
 
     device = model.device
-    for first in range(0, sequences, at_once):
-        count = min(at_once, sequences - first)
-        parts: list[list[str]] = [[] for _ in range(count)]
-        left = [tokens - len(start)] * count
+    parts: list[list[str]] = [[] for _ in range(sequences)]
+    left = [tokens - len(start)] * sequences
+    given = 0
+    for number in count():
+        while given < sequences and left[given] <= 0:
+            yield _joined(parts[given])
+            given += 1
+        rows = [i for i in range(given, sequences) if left[i] > 0][:at_once]
+        if not rows:
+            return
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.inference_mode():
-            torch.manual_seed(int(np.random.SeedSequence((seed, first)).generate_state(1)[0]))  # torch takes 32 bits
-            while rows := [i for i in range(count) if left[i] > 0]:
-                ids = torch.tensor([start] * len(rows), device=device)
-                drawing = GenerationConfig(
-                    do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max(left[i] for i in rows),
-                    eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0),
-                )  # fmt: skip
-                drawn = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=drawing)
-                for i, row in zip(rows, drawn[:, len(start) :].tolist(), strict=True):
-                    row = row[: left[i]]
-                    row = row[: next((at + 1 for at, token in enumerate(row) if token in ends), len(row))]
-                    parts[i].append(tokenizer.decode(row, skip_special_tokens=True))
-                    left[i] -= len(row)
-        yield from map(_joined, parts)
+            torch.manual_seed(int(np.random.SeedSequence((seed, number)).generate_state(1)[0]))  # torch takes 32 bits
+            ids = torch.tensor([start] * len(rows), device=device)
+            drawing = GenerationConfig(
+                do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max(left[i] for i in rows),
+                eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0),
+            )  # fmt: skip
+            drawn = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=drawing)
+        for i, row in zip(rows, drawn[:, len(start) :].tolist(), strict=True):
+            row = row[: left[i]]
+            row = row[: next((at + 1 for at, token in enumerate(row) if token in ends), len(row))]
+            parts[i].append(tokenizer.decode(row, skip_special_tokens=True))
+            left[i] -= len(row)

@@ -196,6 +196,72 @@ def test_planes_in_lane_order_are_joined_and_rounded_once(key, addend, half):
                 np.testing.assert_array_equal(got, ptx.rounded(exact, dtype).astype(np.float64), err_msg=f"{c} {down} {p}")
 
 
+def lane_registers(q, bits, block, entry, first):
+    """Registers of codes [16, 64] in lane order, as a block of 16 inputs needs them: the words of
+    each plane, then the lane's entry of a table (None: there is no table).
+    """
+    planes = {width: p.view(np.uint32)[0, 0] for width, p in order.to_lanes(pack(q, bits), bits, 64).items()}
+    words = {"e0": entry} if entry is not None else {}
+    for letter, width in zip("wv", order.PLANES[bits], strict=False):
+        rows = (0,) if width == 1 else (0, 1)
+        words |= {f"{letter}{h}": planes[width][:, {4: 2 * h + block // 2, 2: h, 1: 0}[width]] for h in rows}
+    return list(words), {f"${first + i}": word for i, word in enumerate(words.values())}
+
+
+def lane_codes(q, block):
+    """The codes of the four registers of a block, [lanes, 2] each: register 2 i + h has pair
+    2 block + i of row g + 8 h.
+    """
+    lane = np.arange(32)
+    for i in (0, 1):
+        for h in (0, 1):
+            first = 8 * (2 * block + i) + 2 * (lane % 4)
+            yield h, q[lane // 4 + 8 * h][lane, first], q[lane // 4 + 8 * h][lane, first + 1]
+
+
+def codes_of_a_block(bits):
+    """[16, 64], every code somewhere, in no order."""
+    rng = np.random.default_rng(4)
+    return rng.permuted(np.resize(np.arange(1 << bits), 16 * 64)).reshape(16, 64).astype(np.uint8)
+
+
+@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("output", [d.SCALABLE, d.BFLOAT16])
+@pytest.mark.parametrize(("bits", "element"), sorted({key[:2] for key in d.LANES}))
+def test_operands_of_mma_in_lane_order(bits, element, output, block):
+    """Integers that are scaled later are bare codes; a table's entries are in the result's dtype."""
+    dtype = BFLOAT16 if output == d.BFLOAT16 else HALF
+    q, table = codes_of_a_block(bits), table_of(element, bits)
+    entry = None
+    if element in d.TABLE_ELEMENTS:
+        table = ptx.rounded(table, dtype).astype(np.float64)
+        each = table[np.arange(32) % 16]
+        entry = ptx.joined(each, each, dtype)
+    elif output == d.SCALABLE and element in ("int", "uint"):
+        table = np.arange(1 << bits, dtype=np.float64)
+    row = d.lane_operand(bits, element, output, block)
+    names, registers = lane_registers(q, bits, block, entry, 4)
+    ptx.run(d.assembly(row, 4, *names), registers)
+    for r, (h, *codes) in enumerate(lane_codes(q, block)):
+        for got, code in zip(ptx.halves(registers[f"${r}"], dtype), codes, strict=True):
+            np.testing.assert_array_equal(got, table[code] * (row.low, row.high)[h], err_msg=f"register {r}")
+
+
+@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("half", [True, False], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("element", d.TABLE_ELEMENTS)
+def test_finished_operands_of_tables_are_rounded_as_dequantize_rounds(element, half, block):
+    dtype, scales = HALF if half else BFLOAT16, np.float32([0.0390625, -1.6180339])
+    q, table = codes_of_a_block(4), table_of(element, 4).astype(np.float32)
+    names, registers = lane_registers(q, 4, block, table[np.arange(32) % 16].view(np.uint32), 4)
+    registers |= {f"${4 + len(names) + h}": np.full(32, scales.view(np.uint32)[h]) for h in (0, 1)}
+    ptx.run(d.assembly(d.lane_finished(block, half), 4, *names, "s0", "s1"), registers)
+    for r, (h, *codes) in enumerate(lane_codes(q, block)):
+        for got, code in zip(ptx.halves(registers[f"${r}"], dtype), codes, strict=True):
+            want = (table[code] * scales[h]).astype(dtype).astype(np.float64)
+            np.testing.assert_array_equal(got, want, err_msg=f"register {r}")
+
+
 def shifted(position):
     """Of 2 bits: the first of the pair eight inputs further."""
     return position[0] // 2 + 8
