@@ -1,5 +1,6 @@
 """Checks of a release before it is published: version, changelog, tag, and the built distributions.
 
+    python tools/release.py dist --shrink        compresses the source distribution again, with zopfli
     python tools/release.py dist                 all checks; status 1 and a line for each that fails
     python tools/release.py dist --install       also installs the wheel of this platform in an empty
                                                  environment and runs its selftest
@@ -10,6 +11,7 @@ Publishing is the workflow .github/workflows/wheels.yml, which a maintainer star
 from __future__ import annotations
 
 import argparse
+import gzip
 import re
 import subprocess
 import sys
@@ -17,11 +19,14 @@ import tarfile
 import tempfile
 import venv
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SDIST_LIMIT = 1 << 20
-"""The source distribution is smaller than this: 1 MiB."""
+SDIST_LIMIT = 1_000_000
+"""Bytes: the source distribution is smaller than this."""
+PLAIN_LIMIT = 1_040_000
+"""Bytes before --shrink, which takes 4 % off what Python's gzip makes of these files."""
 PLATFORMS = {
     "manylinux x86-64": r"manylinux.*_x86_64",
     "manylinux aarch64": r"manylinux.*_aarch64",
@@ -85,6 +90,22 @@ def wheel_problems(path: Path, version: str, root: Path = ROOT) -> list[str]:
     return found
 
 
+def shrink(folder: Path, compress: Callable[[bytes], bytes]) -> tuple[int, int]:
+    """The source distribution of `folder`, its tar compressed anew: (bytes before, bytes after).
+    `compress` makes a gzip file. Raises ValueError when it changed the content or made more of it.
+    """
+    [path] = folder.glob("halfbyte-*.tar.gz")
+    before = path.read_bytes()
+    content = gzip.decompress(before)
+    after = compress(content)
+    if gzip.decompress(after) != content:
+        raise ValueError(f"{path.name}: compressed again, it holds other bytes; left as it was")
+    if len(after) > len(before):
+        raise ValueError(f"{path.name}: {len(before):,} bytes would become {len(after):,}; left as it was")
+    path.write_bytes(after)
+    return len(before), len(after)
+
+
 def distribution_problems(folder: Path, version: str, root: Path = ROOT) -> list[str]:
     """Every platform has one wheel, each is right, and the source distribution is small."""
     wheels, sdists = sorted(folder.glob("*.whl")), sorted(folder.glob("*.tar.gz"))
@@ -121,7 +142,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="wheels and the source distribution")
     parser.add_argument("--install", action="store_true", help="install and run the wheel of this platform")
+    parser.add_argument(
+        "--shrink", action="store_true", help="compress the source distribution again (pip install zopfli); no checks"
+    )
     options = parser.parse_args()
+    if options.shrink:
+        from zopfli.gzip import compress
+
+        before, after = shrink(options.folder, compress)
+        print(f"source distribution: {before:,} bytes before, {after:,} now")
+        return 0
     version, found = version_of()
     found += changelog_problems((ROOT / "CHANGELOG.md").read_text("utf-8"), version)
     found += tag_problems(version) + distribution_problems(options.folder, version)

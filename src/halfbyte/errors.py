@@ -39,3 +39,8 @@ class BackendError(HalfbyteError, RuntimeError):
 
 class MemoryLimitError(HalfbyteError, MemoryError):
     """More memory than a limit of the process or of its control groups leaves."""
+
+
+def plural(n: int, word: str) -> str:
+    """1 tensor, 1,234 tensors."""
+    return f"{n:,} {word}{'' if n == 1 else 's'}"

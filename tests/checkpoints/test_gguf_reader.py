@@ -249,7 +249,7 @@ def test_shards_that_do_not_fit_are_named(tmp_path):
         GGUFFile(tmp_path / "renamed.gguf")
     for changes, message in (
         ({"split.no@1": 2}, r"00002-of-00003.gguf: split.no is 2 \(from 0\) and split.count 3; its name says 1 of 3"),
-        ({"split.tensors.count@0": 7}, r"split.tensors.count is 7, the 3 files hold 2"),
+        ({"split.tensors.count@0": 7}, r"split.tensors.count is 7; 3 files with 2 in all"),
     ):
         with pytest.raises(CheckpointError, match=message):
             GGUFFile(shards(tmp_path, **changes)[0])

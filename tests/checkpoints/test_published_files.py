@@ -174,7 +174,7 @@ def test_case_80_any_part_opens_the_model_with_the_architecture_of_the_first(tmp
     ("changes", "culprit"),
     [
         ({"split.count@1": 3}, "00002-of-00002.gguf"), ({"split.no@1": 0}, "00002-of-00002.gguf"),
-        ({"split.no@0": 1}, "00001-of-00002.gguf"), ({"total": 5}, "split.tensors.count is 5, the 2 files hold 2"),
+        ({"split.no@0": 1}, "00001-of-00002.gguf"), ({"total": 5}, "split.tensors.count is 5; 2 files with 2 in all"),
     ],
 )  # fmt: skip
 def test_case_80_parts_that_contradict_each_other_are_named(changes, culprit, tmp_path):

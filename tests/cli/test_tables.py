@@ -192,3 +192,22 @@ def test_the_lines_of_doctor_fit(width, capsys, monkeypatch):
 )
 def test_names_break_behind_their_dots(text, width, lines):
     assert terminal.wrapped(text, width) == lines
+
+
+@pytest.mark.parametrize(
+    "line", ["convert PATH/m PATH/out --to mlx --plan", "quantize PATH/m PATH/out --to mlx:affine4:g64 --from-packed"]
+)
+def test_layers_share_a_row_unless_each_tensor_is_asked_for(line, tmp_path, capsys):
+    write_model(tmp_path / "m", "uint4:g64", layers=3)
+    words = [word.replace("PATH", str(tmp_path)) for word in line.split()]
+    assert main([*words, "--tensors", "--force"]) in (0, 1)
+    each = [r.split() for r in capsys.readouterr().out.split("\n\n")[0].splitlines()[2:]]
+    assert main([*words, "--force"]) in (0, 1)
+    kinds = [r.split() for r in capsys.readouterr().out.split("\n\n")[0].splitlines()[2:]]
+    counts = {r[0]: int(r[1]) for r in kinds if "*" in r[0]}
+    assert counts["model.layers.*.mlp.down_proj"] == 3
+    assert sum(counts.values()) + len(kinds) - len(counts) == len(each)
+    assert [r[0] for r in each if r[0].endswith("mlp.down_proj")] == [f"model.layers.{i}.mlp.down_proj" for i in range(3)]
+    if "quantize" in words:
+        largest = max(float(r[-1]) for r in each if r[0].endswith("mlp.down_proj"))
+        assert float(next(r[-1] for r in kinds if r[0] == "model.layers.*.mlp.down_proj")) == largest > 0

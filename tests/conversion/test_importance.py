@@ -160,7 +160,7 @@ def test_what_has_no_entry_is_named_and_another_models_matrix_is_refused(llama, 
     command = ["quantize", str(path), str(tmp_path / "out.gguf"), "--to", "gguf:q4_0", "--method", "mse"]
     assert main([*command, "--imatrix", str(tmp_path / "less.gguf"), "--json"]) == 0
     out, err = capsys.readouterr()
-    assert "1 weights have no entry in the importance matrix, and their inputs count the same: blk.1.ffn_down" in err
+    assert "the importance matrix has no entry for 1 weight, whose inputs count the same: blk.1.ffn_down" in err
     assert json.loads(out.splitlines()[-1])["record"] == "quantized"
     write_importance(tmp_path / "other.gguf", ImportanceMatrix({"blk.0.ffn_down": squares(32)}))
     assert main([*command, "--force", "--imatrix", str(tmp_path / "other.gguf")]) == 2

@@ -67,7 +67,7 @@ def test_stacks_of_other_models_stay_dense_and_are_said(tmp_path, capsys):
         out.add(STACKS[0], np.ones((2, 64, 32), np.float32))
         out.add("model.layers.0.self_attn.q_proj.weight", np.ones((32, 64), np.float32))
     assert main(["quantize", str(folder), str(tmp_path / "out"), "--to", "halfbyte:mxfp4"]) == 0
-    said = "1 stacks of experts are kept dense (model.layers.0.mlp.experts.gate_up_proj, ...): which of their axes are inputs"
+    said = "kept dense: 1 stack of experts (model.layers.0.mlp.experts.gate_up_proj): which of their axes are inputs"
     assert said in capsys.readouterr().err
 
 
@@ -76,7 +76,7 @@ def test_what_has_no_place_stays_dense_and_is_said(tmp_path, capsys):
     common = ["quantize", str(tmp_path / "in")]
     assert main([*common, str(tmp_path / "out"), "--to", "compressed-tensors:mxfp4"]) == 0
     said = capsys.readouterr().err
-    assert "4 stacks of experts are kept dense (model.layers.0.mlp.experts." in said
+    assert "kept dense: 4 stacks of experts (model.layers.0.mlp.experts." in said
     assert "compressed-tensors stores no stacks of gpt-oss; gpt-oss and halfbyte do" in said
     rules = ["--rule", r"layers\.0.*experts=keep"]
     assert main([*common, str(tmp_path / "kept"), "--to", "gpt-oss", *rules]) == 0

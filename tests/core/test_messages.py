@@ -4,6 +4,7 @@ brackets, as `halfbyte.errors` says.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -36,3 +37,30 @@ def test_messages_begin_with_the_operation() -> None:
 )
 def test_one_without_is_found(line: str) -> None:
     assert len(without_operation(line)) == 1
+
+
+def counts_without_plural(source: str) -> list[str]:
+    """`{len(x)} words` in f-strings: 1 would read "1 words"; `plural` gives both forms. Bytes of a
+    header or tensor are many.
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        pairs = zip(node.values, node.values[1:], strict=False) if isinstance(node, ast.JoinedStr) else ()
+        for value, text in pairs:
+            counted = isinstance(value, ast.FormattedValue) and isinstance(value.value, ast.Call)
+            counted = counted and ast.unparse(value.value).startswith(("len(", "sum("))
+            if counted and isinstance(text, ast.Constant) and re.match(r" (?!bytes|is\b|has\b|was\b)[a-z]+s\b", text.value):
+                found.append(f"{ast.unparse(value.value)}{text.value}")
+    return found
+
+
+def test_a_count_of_one_is_singular() -> None:
+    assert {path.name: found for path in SOURCES if (found := counts_without_plural(path.read_text("utf-8")))} == {}
+    assert errors.plural(1, "weight") == "1 weight"
+    assert [errors.plural(n, "weight") for n in (0, 2, 1234)] == ["0 weights", "2 weights", "1,234 weights"]
+
+
+@pytest.mark.parametrize("line", ['f"{len(x)} weights have none"', 'f"{path}: {sum(y):,} tensors"', 'g(f"of {len(a.b)} tiles")'])
+def test_a_count_that_is_always_plural_is_found(line: str) -> None:
+    assert len(counts_without_plural(line)) == 1
+    assert counts_without_plural(line.replace("{len(", "{g(").replace("{sum(", "{g(")) == []

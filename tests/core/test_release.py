@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import io
 import re
@@ -65,7 +66,7 @@ def test_this_tree_states_one_version():
 
 
 def test_the_source_distribution_of_this_tree_is_small():
-    """What git tracks and scikit-build does not leave out, as a tar.gz."""
+    """What git tracks and scikit-build does not leave out, as a tar.gz, before it is shrunk."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("no git repository: the files of a source distribution are those that git tracks")
@@ -80,7 +81,26 @@ def test_the_source_distribution_of_this_tree_is_small():
                 archive.add(ROOT / name, f"halfbyte-0.1.0/{name}")
         assert "halfbyte-0.1.0/CMakeLists.txt" in archive.getnames()
         assert not any(name.startswith("halfbyte-0.1.0/tests/") for name in archive.getnames())
-    assert 300_000 < len(packed.getvalue()) < release.SDIST_LIMIT
+    assert 300_000 < len(packed.getvalue()) < release.PLAIN_LIMIT
+
+
+def test_a_smaller_source_distribution_has_the_same_content(tree):
+    _, dist = tree
+    path = dist / "halfbyte-1.2.0.tar.gz"
+    content = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(content, 0))
+    before, after = release.shrink(dist, gzip.compress)
+    assert before > len(content) > after == path.stat().st_size
+    assert gzip.decompress(path.read_bytes()) == content
+
+
+@pytest.mark.parametrize("compress", [lambda content: gzip.compress(content, 0), lambda content: gzip.compress(content[:512])])
+def test_what_is_larger_or_other_content_is_not_written(tree, compress):
+    path = tree[1] / "halfbyte-1.2.0.tar.gz"
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="left as it was"):
+        release.shrink(tree[1], compress)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("heading", ["Unreleased (1.2.0)", "1.2.0", "1.1.0 (2026-01-01)"])
@@ -117,7 +137,7 @@ SPOILT = {
     spoil_wheel: "no wheel for macOS arm64",
     spoil_tags: "tags cp312-cp312; cp310-abi3",
     spoil_core: "has the native core",
-    spoil_sdist: "below 1,048,576 are wanted",
+    spoil_sdist: "below 1,000,000 are wanted",
 }
 
 

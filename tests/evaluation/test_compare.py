@@ -121,7 +121,7 @@ def test_the_error_is_the_standard_error_of_the_mean(model):
     ("options", "message"),
     [
         ({"protocol": "other"}, "protocol 'other'; allowed: llama.cpp, sliding"),
-        ({"context": 200}, r"100 tokens; the llama.cpp protocol wants 200"),
+        ({"context": 200}, r"100 tokens; llama.cpp's protocol wants 200"),
         ({"context": 2}, "context 2; 4 tokens or more"), ({"stride": 4}, "whose chunks do not overlap"),
         ({"chunks": 0}, "0 chunks; 1 or more"),
         ({"protocol": "sliding", "context": 8, "stride": 9}, "stride 9"),

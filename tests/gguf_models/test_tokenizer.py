@@ -321,12 +321,12 @@ def test_it_can_be_saved_and_loaded_without_the_library(tmp_path):
         ),
         (
             [("model", "string", "llama"), ("tokens", "array[string]", ["a"]), ("token_type", "array[int32]", [1, 1])],
-            CheckpointError, "1 tokens and 2 token types",
+            CheckpointError, "1 token and 2 token types",
         ),
         (
             [("model", "string", "llama"), ("tokens", "array[string]", ["a"]), ("scores", "array[float32]", [0.0]),
              ("unknown_token_id", "uint32", 9)],
-            CheckpointError, "tokenizer.ggml.unknown_token_id is 9; there are 1 tokens",
+            CheckpointError, "tokenizer.ggml.unknown_token_id is 9; the vocabulary has 1 token",
         ),
         (
             [("model", "string", "llama"), ("tokens", "array[string]", ["a"]), ("scores", "array[float32]", [0.0]),

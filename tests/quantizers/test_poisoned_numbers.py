@@ -57,7 +57,7 @@ def test_a_norm_of_1e30_is_refused_in_float32():
 @pytest.mark.parametrize("method", ["rtn", "mse"])
 def test_a_run_that_quantizes_nothing_fails_and_says_why(method, tmp_path):
     save(tmp_path / "in.safetensors", {"a.proj.weight": np.ones((4, 33), np.float32)})
-    refused = pytest.raises(CheckpointError, match=r"not one of 1 weights can be mlx:affine4:g32: a\.proj: .*rows of 33")
+    refused = pytest.raises(CheckpointError, match=r"no weight can be mlx:affine4:g32: a\.proj: .*rows of 33")
     with open_checkpoint(tmp_path / "in.safetensors") as checkpoint, refused:
         quantize_checkpoint(checkpoint, tmp_path / "out", recipe_of("mlx:affine4:g32"), method)
     assert not (tmp_path / "out").exists()

@@ -97,7 +97,7 @@ def test_a_model_without_a_causal_class_is_loaded_whole(tmp_path, kind):
 @pytest.mark.parametrize("kind", ALONE)
 def test_a_model_with_a_causal_class_is_loaded_without_its_tower(tmp_path, kind):
     folder = write(kind, tmp_path)
-    with pytest.warns(RuntimeWarning, match="is the language model alone; .* tensors of other towers are not loaded"):
+    with pytest.warns(RuntimeWarning, match="is the language model alone; not loaded: .* tensors? of other towers"):
         model = hb.load_model(folder)[0]
     reference = dense(folder, AutoModelForCausalLM)
     assert type(model) is type(reference)

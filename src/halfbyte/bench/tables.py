@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..errors import plural
 from .records import Record, name_of
 
 HEADS = ("what", "activations", "bits", "weight", "m", "time, us", "GB/s", "GFLOP/s", "of limit", "of best peer", "which is")
@@ -15,7 +16,7 @@ def limits_line(limits: Record) -> str:
     threads = limits.get("threads")
     words = [str(limits.get("name") or limits["device"])]
     if threads:
-        words.append(f"{threads} thread{'' if threads == 1 else 's'}")
+        words.append(plural(threads, "thread"))
     rates = [f"reads {limits['read_gbps']:,.1f} GB/s"]
     if limits.get("gflops"):
         rates.append(f"{limits.get('gflops_of', 'float32 FMA')} {limits['gflops']:,.0f} GFLOP/s")

@@ -23,7 +23,7 @@ from ..conversion.quantize import quantize_checkpoint
 from ..conversion.recipe import Recipe
 from ..conversion.targets import goal_named
 from ..conversion.to_dense import DEFAULT_SHARD
-from ..errors import FormatError, HalfbyteError, LayoutError
+from ..errors import FormatError, HalfbyteError, LayoutError, plural
 from ..evaluation.compare import Comparison, compare
 from ..evaluation.protocols import Window
 from ..transformers import load_model
@@ -127,8 +127,8 @@ def _within(
         limit *= 0.97 * max_kl / max(measured, 1e-3 * max_kl)
     if best is None:
         raise FormatError(
-            f"[quantize] --max-kl {max_kl:g}; the least that was measured is {min(seen):.4g}, of {len(seen)} models. Allow "
-            "more, or take another method"
+            f"[quantize] --max-kl {max_kl:g}; the least that was measured is {min(seen):.4g}, of {plural(len(seen), 'model')}. "
+            "Allow more, or take another method"
         )
     return best
 

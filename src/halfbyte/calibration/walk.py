@@ -32,7 +32,7 @@ from ..conversion.quantize import check_dense, round_searched
 from ..conversion.recipe import Recipe, format_for, module_of
 from ..conversion.targets import goal_named
 from ..conversion.transposed_experts import with_transposed_experts
-from ..errors import FormatError, HalfbyteError, ShapeError
+from ..errors import FormatError, HalfbyteError, ShapeError, plural
 from ..generation.templates import token_ids
 from ..gguf_models.to_gguf import GGUFView
 from ..quantizers import Factored, factored, gptq, has_search, mse, on_tensors
@@ -170,7 +170,7 @@ def token_sequences(tokenizer: Any, path: Path, context: int, count: int) -> lis
     start = list(tokenizer("")["input_ids"])[:1]
     size = context - len(start)
     if len(ids) < size:
-        raise CalibrationError(f"[quantize] {path} has {len(ids)} tokens; one sequence takes {size}")
+        raise CalibrationError(f"[quantize] {path} has {plural(len(ids), 'token')}; one sequence takes {size}")
     count = min(count, len(ids) // size)
     step = (len(ids) - size) // max(count - 1, 1)
     return [start + ids[i * step : i * step + size] for i in range(count)]
@@ -410,10 +410,10 @@ class _Calibration:
             module = module_of(info)
             if module is not None and self._wanted(info.key) is not None and module not in result.weights:
                 unmet.append(module)
-        for names, why in ((uncalibrated, "saw no calibration token"), (unmet, "are in no layer that calibration walks over")):
+        for names, why in ((uncalibrated, "without a calibration token"), (unmet, "in no layer that calibration walks over")):
             if names:
                 result.notes.append(
-                    f"{len(names)} weights {why} and are rounded with searched scales: {', '.join(names[:6])}"
+                    f"rounded with searched scales: {plural(len(names), 'weight')} {why}: {', '.join(names[:6])}"
                     + (", ..." if len(names) > 6 else "")
                 )
 

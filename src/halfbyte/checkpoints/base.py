@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from numpy.typing import NDArray
 
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError, UnsupportedError, plural
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from .findings import SEVERITIES, Finding
@@ -244,7 +244,7 @@ class Checkpoint(ABC):
         self.close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.path)!r}, format={self.format!r}, {len(self)} tensors)"
+        return f"{type(self).__name__}({str(self.path)!r}, format={self.format!r}, {plural(len(self), 'tensor')})"
 
     def missing(self, key: object) -> MissingKeyError:
         """The error for a key that does not exist, naming the nearest ones."""
@@ -255,7 +255,7 @@ class Checkpoint(ABC):
             near = f"it is dense: its key is {text + '.weight'!r}"
         else:
             close = difflib.get_close_matches(text, self.keys()[:20000], n=3)
-            near = f"nearest: {', '.join(close)}" if close else f"{len(self)} keys, see .keys()"
+            near = f"nearest: {', '.join(close)}" if close else f"{plural(len(self), 'key')}, see .keys()"
         return MissingKeyError(f"[checkpoint] {self.path}: no tensor {text!r}; {near}")
 
 

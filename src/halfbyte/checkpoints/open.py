@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, plural
 from .base import Checkpoint
 from .findings import Finding
 from .io.regular_file import LFS_ADVICE, LFS_POINTER, open_regular, pieces_advice
@@ -158,7 +158,8 @@ def _open_folder(folder: Path, config: Mapping[str, Any] | None) -> Checkpoint:
     heads = [p for p in ggufs if not (m := _SPLIT.fullmatch(p.name)) or int(m[2]) == 1]
     if len(heads) > 1:
         raise CheckpointError(
-            f"[open] {folder}: {len(heads)} models ({', '.join(p.name for p in heads[:8])}); open one of them by its path"
+            f"[open] {folder}: {plural(len(heads), 'model')} ({', '.join(p.name for p in heads[:8])}); "
+            "open one of them by its path"
         )
     return _open_gguf((heads or ggufs)[0])
 

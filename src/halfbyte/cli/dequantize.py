@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from ..errors import plural
 from .failures import complain, complain_of_notes
 from .opening import AllowUnknown, ConfigOption, open_with, warn_of_missing_tokenizer
-from .terminal import human_bytes, plural, print_json, printable, progress
+from .terminal import human_bytes, print_json, printable, progress
 
 
 def dequantize(
@@ -43,7 +44,7 @@ def dequantize(
         )
     complain_of_notes(written.notes)
     for name, count in written.nonfinite.items():
-        complain(f"warning: {name}: {count:,} values are infinite or NaN in {written.dtype}; see halfbyte inspect --data")
+        complain(f"warning: {name}: {plural(count, 'value')} infinite or NaN in {written.dtype}; see halfbyte inspect --data")
     if json:
         print_json(written.record())
     else:

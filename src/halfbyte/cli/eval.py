@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import UnsupportedError
+from ..errors import UnsupportedError, plural
 from .engine import ActivationsOption
 from .generate import peak_memory
 from .opening import AllowUnknown, ConfigOption, check_report, config_of, downloaded, open_with
@@ -150,8 +150,8 @@ def eval(
 
 
 def _print(record: dict[str, Any], comparison: Any, verdicts: list[Any]) -> None:
-    windows = f"{record['chunks']} windows of {record['context']} tokens, {record['protocol']} protocol"
-    print(printable(f"{record['path']}: {windows}, {record['tokens']:,} tokens scored"))
+    windows = f"{plural(record['chunks'], 'window')} of {record['context']} tokens, {record['protocol']} protocol"
+    print(printable(f"{record['path']}: {windows}, {plural(record['tokens'], 'token')} scored"))
     print(f"perplexity {record['perplexity']:.4f} ± {record['perplexity_error']:.4f}")
     print(f"{human_bytes(record['bytes'])}, {record['bits_per_weight']:.2f} bits/weight; {record['tokens_per_s']:.1f} tokens/s")
     if record.get("against"):

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import typer
 
 from ..checkpoints.inspect import pattern_of
-from ..errors import HalfbyteError
+from ..errors import HalfbyteError, plural
 from .terminal import printable
 
 INTERRUPTED = 130
@@ -44,7 +44,7 @@ def complain_of_notes(notes: Iterable[str]) -> None:
     for cause, modules in by_cause.items():
         names = list(dict.fromkeys(map(pattern_of, modules)))
         if len(modules) > 1:
-            complain(f"note: {len(modules):,} weights ({', '.join(names)}): {cause}")
+            complain(f"note: {plural(len(modules), 'weight')} ({', '.join(names)}): {cause}")
         else:
             complain(f"note: {modules[0]}: {cause}" if modules else f"note: {cause}")
 

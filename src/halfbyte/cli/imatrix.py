@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from ..errors import plural
 from .opening import AllowUnknown, ConfigOption, open_with
-from .terminal import plural, print_json, printable, progress
+from .terminal import print_json, printable, progress
 
 
 def imatrix(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..checkpoints import Checkpoint, Finding, TensorInfo
+from ..errors import plural
 from .opening import AllowUnknown, ConfigOption, check_report, open_with
-from .terminal import Column, human_bytes, human_count, plural, print_json, print_table, printable, progress, shape_text
+from .terminal import Column, human_bytes, human_count, print_json, print_table, printable, progress, shape_text
 
 if TYPE_CHECKING:
     from ..checkpoints.ledger import Ledger

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import FormatError, HalfbyteError
+from ..errors import FormatError, HalfbyteError, plural
+from .convert import TensorsOption, rows_of
 from .failures import complain_of_notes
 from .generate import peak_memory
 from .opening import AllowUnknown, ConfigOption, check_report, open_with, warn_of_missing_tokenizer
-from .terminal import Column, human_bytes, plural, print_json, print_table, printable, progress
+from .terminal import Column, human_bytes, print_json, print_table, printable, progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ..conversion.recipe import Recipe
     from ..evaluation.compare import Comparison
 
-_COLUMNS = (Column("tensor"), Column("from"), Column("to"), Column("rel. RMS", True))
+_COLUMNS = (Column("tensor"), Column("count", True), Column("from"), Column("to"), Column("largest rel. RMS", True))
 
 
 def quantize(
@@ -104,6 +105,7 @@ def quantize(
     workers: Annotated[int, typer.Option(min=0, help="Tensors at a time; 0: one a processor, at most 4.")] = 0,
     max_shard_size: Annotated[str, typer.Option(help="Most bytes of one file of a folder: 5GB, 500MB, 2GiB.")] = "5GB",
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    tensors: TensorsOption = False,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: every tensor, then the summary.")] = False,
@@ -282,7 +284,7 @@ def quantize(
     else:
         if allocation is not None:
             _print_allocation(allocation)
-        _print(done, plan)
+        _print(done, plan, tensors)
         if walked.get("layers_resumed"):
             print(f"calibration taken up where an earlier run stopped: {walked['layers_resumed']} of {walked['layers']} layers")
     return 0
@@ -395,13 +397,9 @@ def _print_allocation(allocation: Allocation) -> None:
     print()
 
 
-def _print(done: Converted, plan: bool) -> None:
-    rows = [
-        [r.key, r.format, r.other_format, f"{r.relative_rms:.3g}" if r.relative_rms is not None else ""]
-        for r in done.records
-        if r.kind != "copied"
-    ]
-    print_table(_COLUMNS, rows)
+def _print(done: Converted, plan: bool, each: bool) -> None:
+    rows = rows_of((r for r in done.records if r.kind != "copied"), each)
+    print_table(_COLUMNS, [[name, count, source, to, error] for name, count, _, source, to, error, _ in rows])
     print()
     counts = ", ".join(f"{n:,} {kind}" for kind, n in done.counts.items() if n)
     if plan:

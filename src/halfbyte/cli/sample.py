@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, plural
 from .engine import ActivationsOption, Engine, EngineOption, text_model
 from .opening import AllowUnknown, ConfigOption
-from .terminal import plural, print_json, printable, progress
+from .terminal import print_json, printable, progress
 
 
 def sample(
@@ -68,5 +68,7 @@ def sample(
             "tokens": tokens, "seed": seed, "batch": batch, "characters": len(whole),
         })  # fmt: skip
         return 0
-    print(f"{printable(str(out))}: {plural(sequences, 'sequence')} of {plural(tokens, 'token')}, {len(whole)} characters")
+    print(
+        f"{printable(str(out))}: {plural(sequences, 'sequence')} of {plural(tokens, 'token')}, {plural(len(whole), 'character')}"
+    )
     return 0

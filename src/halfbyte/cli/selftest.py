@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import BackendError, FormatError
-from .terminal import Column, plural, print_json, print_table
+from ..errors import BackendError, FormatError, plural
+from .terminal import Column, print_json, print_table
 
 if TYPE_CHECKING:
     from ..bench.selftest import Bench, Outcome

@@ -191,11 +191,6 @@ def _print_paragraphs(columns: Sequence[Column], cells: Sequence[Sequence[str]],
             print(f"  {line}")
 
 
-def plural(n: int, word: str) -> str:
-    """1 tensor, 1,234 tensors."""
-    return f"{n:,} {word}{'' if n == 1 else 's'}"
-
-
 def human_bytes(n: int) -> str:
     """1,234 B, 12.3 MB, 4.56 GB: decimal units, three digits."""
     return _three_digits(n, (" B", " kB", " MB", " GB", " TB", " PB"))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import BackendError
+from ..errors import BackendError, plural
 from .bench import numbers_of, shapes_of
 from .terminal import print_json
 
@@ -43,5 +43,5 @@ def tune(
     card = torch.cuda.get_device_name()
     entries = run(shapes, format.split(","), tokens, jobs, print_json if json else lambda record: None)
     path = write_tiles(card, entries, datetime.date.today().isoformat(), out)
-    typer.echo(f"{len(entries)} tiles for {card}: {path}", err=json)
+    typer.echo(f"{plural(len(entries), 'tile')} for {card}: {path}", err=json)
     return 0

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from ..checkpoints import Checkpoint, TensorInfo, expert_names
-from ..errors import FormatError, ShapeError
+from ..errors import FormatError, ShapeError, plural
 from ..layouts import LAYOUTS
 from .outcome import spelled
 from .recipe import DTYPES, Recipe, format_for, module_of
@@ -89,5 +89,5 @@ def _becomes(info: TensorInfo, recipe: Recipe) -> tuple[str, str]:
 
 def _some(layers: Mapping[str, Sequence[str]]) -> str:
     names = [name for own in layers.values() for name in own]
-    more = f", ... ({len(names)} tensors)" if len(names) > 3 else ""
+    more = f", ... ({plural(len(names), 'tensor')})" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more}"

@@ -19,7 +19,7 @@ from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..checkpoints.views.mlx_experts import MLXExperts
-from ..errors import CheckpointError, FormatError, ShapeError
+from ..errors import CheckpointError, FormatError, ShapeError, plural
 from ..gguf_models.to_gguf import GGUFView, Replaced
 from ..gguf_models.view import ModelView, as_model
 from ..numerics.error_stats import ErrorStats
@@ -139,8 +139,8 @@ def check_dense(checkpoint: Checkpoint, from_packed: bool) -> None:
     packed = [i.key for i in checkpoint.infos() if i.quantized]
     if packed and not from_packed:
         raise CheckpointError(
-            f"[quantize] {checkpoint.path} is packed already ({checkpoint.format}, {len(packed)} weights). convert keeps their "
-            "values; --from-packed decodes them and rounds again"
+            f"[quantize] {checkpoint.path} is packed already ({checkpoint.format}, {plural(len(packed), 'weight')}). convert "
+            "keeps their values; --from-packed decodes them and rounds again"
         )
 
 
@@ -204,7 +204,7 @@ def quantize_checkpoint(
         how.mix = BoundMix(recipe.mix, model)
     if not any(how.wanted(i) for i in checkpoint.infos()):
         raise CheckpointError(
-            f"[quantize] {checkpoint.path}: no weight to quantize; {len(checkpoint)} tensors, see halfbyte inspect"
+            f"[quantize] {checkpoint.path}: no weight to quantize; {plural(len(checkpoint), 'tensor')}, see halfbyte inspect"
         )
     if not any(how.format(i) for i in checkpoint.infos()):
         reasons = []
@@ -215,9 +215,7 @@ def quantize_checkpoint(
                     format_for(wanted[1], "float32" if info.quantized else info.dtype, info.shape)
                 except ShapeError as error:
                     reasons.append(f"{wanted[0]}: {error}")
-        raise CheckpointError(
-            f"[quantize] {checkpoint.path}: not one of {len(reasons)} weights can be {recipe.goal}: {'; '.join(reasons[:3])}"
-        )
+        raise CheckpointError(f"[quantize] {checkpoint.path}: no weight can be {recipe.goal}: {'; '.join(reasons[:3])}")
     word = method if isinstance(method, str) else named or repr(method)
     result = write_checkpoint(
         checkpoint,
@@ -235,7 +233,7 @@ def quantize_checkpoint(
     result.notes += [f"{module}: {why}" for module, why in sorted(how.fallen_back.items())]
     if isinstance(method, ImportanceRounder) and (without := sorted(set(method.without))):
         result.notes.append(
-            f"{len(without)} weights have no entry in the importance matrix, and their inputs count the same: "
+            f"the importance matrix has no entry for {plural(len(without), 'weight')}, whose inputs count the same: "
             f"{', '.join(without[:6])}{', ...' if len(without) > 6 else ''}"
         )
     result.notes += [*expert_notes, kept] if kept else expert_notes

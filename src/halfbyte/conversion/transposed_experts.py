@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.views.base import View
+from ..errors import plural
 from ..tensor.qtensor import QTensor
 from .recipe import DTYPES, Recipe
 from .unit import is_gpt_oss
@@ -87,4 +88,4 @@ def reason_kept_dense(checkpoint: Checkpoint, recipe: Recipe) -> str:
         if is_gpt_oss(checkpoint)
         else "which of their axes are inputs is known of gpt-oss's only"
     )
-    return f"{len(keys)} stacks of experts are kept dense ({keys[0]}, ...): {why}"
+    return f"kept dense: {plural(len(keys), 'stack')} of experts ({keys[0]}{', ...' if len(keys) > 1 else ''}): {why}"

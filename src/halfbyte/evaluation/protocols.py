@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..errors import HalfbyteError
+from ..errors import HalfbyteError, plural
 
 PROTOCOLS = ("llama.cpp", "sliding")
 
@@ -51,7 +51,9 @@ def llama_cpp(ids: Sequence[int], context: int = 512, bos: int | None = None, ch
         raise EvaluationError(f"[eval] context {context}; 4 tokens or more are allowed")
     count = len(ids) // context
     if count < 1:
-        raise EvaluationError(f"[eval] the text has {len(ids)} tokens; the llama.cpp protocol wants {context} (context) or more")
+        raise EvaluationError(
+            f"[eval] the text has {plural(len(ids), 'token')}; llama.cpp's protocol wants {context} (context) or more"
+        )
     windows = []
     for i in range(count if chunks is None else min(count, chunks)):
         tokens = tuple(ids[i * context : (i + 1) * context])
@@ -69,7 +71,7 @@ def sliding(ids: Sequence[int], context: int = 512, stride: int | None = None, c
             f"[eval] context {context}, stride {step}; a stride of 1 to the context, and a context of 2 or more"
         )
     if len(ids) < 2:
-        raise EvaluationError(f"[eval] the text has {len(ids)} tokens; 2 or more are allowed")
+        raise EvaluationError(f"[eval] the text has {plural(len(ids), 'token')}; 2 or more are allowed")
     windows: list[Window] = []
     done = 1
     for start in range(0, len(ids), step):

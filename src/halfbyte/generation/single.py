@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import HalfbyteError
+from ..errors import HalfbyteError, plural
 from .native_model import NativeModel
 from .native_tokenizer import TURN_ENDS
 from .templates import token_ids
@@ -149,7 +149,7 @@ class Generation:
             raise GenerationError("[generate] the prompt has no tokens; give some text")
         if len(self.prompt_ids) > self.context:
             raise GenerationError(
-                f"[generate] the prompt has {len(self.prompt_ids)} tokens; the model takes up to {self.context}"
+                f"[generate] the prompt has {plural(len(self.prompt_ids), 'token')}; the model takes up to {self.context}"
             )
         self.stop_ids = end_tokens(model, tokenizer) if stop_ids is None else stop_ids
         self.stop = tuple(stop)

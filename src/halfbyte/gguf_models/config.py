@@ -15,7 +15,7 @@ from typing import Any
 
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf.runnable import refusal
-from ..errors import UnsupportedError
+from ..errors import UnsupportedError, plural
 from ..tensor.qtensor import QTensor
 from .architecture import Architecture, Field
 from .architectures import ARCHITECTURES, architecture_named
@@ -153,7 +153,8 @@ def _check_sizes(keys: Keys, config: dict[str, Any], repeated: bool) -> int:
         raise keys.error(f"'token_embd.weight' is {list(embedding)}; '{keys.arch}.embedding_length' is {config['hidden_size']}")
     layers = {match[1] for match in map(LAYER.match, checkpoint.file.headers) if match}
     if config["num_hidden_layers"] > len(layers) and not repeated:
-        raise keys.error(f"'{keys.arch}.block_count' is {config['num_hidden_layers']}; there are tensors of {len(layers)} layers")
+        have = plural(len(layers), "layer")
+        raise keys.error(f"'{keys.arch}.block_count' is {config['num_hidden_layers']}; there are tensors of {have}")
     if "head_dim" in config:
         _check_heads(keys, config)
     tokens = checkpoint.metadata.length("tokenizer.ggml.tokens") if "tokenizer.ggml.tokens" in checkpoint.metadata else 0

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import plural
 from .architecture import BIASED_ROUTING, MOE, PARAMETER, PART, TOP, Architecture, convolution, expert_counts, shared
 from .keys import Keys, MissingError
 from .recurrent import DELTA, DELTA_EXPERTS, DELTA_ORDERS, MAMBA_CHANGES, delta_moe, values_of
@@ -103,8 +104,8 @@ def _qwen4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         count = (ngram - 1) * heads
         if not count or len(sizes) != count or len(offsets) != count:
             raise keys.error(
-                f"'{keys.arch}.ple.head_vocab_sizes' has {len(sizes)} sizes and 'ple.head_offsets' {len(offsets)}; up to {ngram} "
-                f"tokens in {heads} heads make {count}, and 1 or more are needed"
+                f"'{keys.arch}.ple.head_vocab_sizes' has {plural(len(sizes), 'size')} and 'ple.head_offsets' {len(offsets)}; "
+                f"up to {ngram} tokens in {heads} heads make {count}, and 1 or more are needed"
             )
         more = {
             "ple_layer_ids": [layer + 1],

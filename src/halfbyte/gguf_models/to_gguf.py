@@ -24,7 +24,7 @@ from ..checkpoints import Checkpoint, TensorInfo, expert_names
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf.writer import Pair
 from ..checkpoints.views.base import View
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError, UnsupportedError, plural
 from ..spec import Format
 from ..tensor.concat import concat_rows, stack, take_rows
 from ..tensor.qtensor import QTensor
@@ -439,7 +439,7 @@ class GGUFView(View):
             )
         if self.left_out:
             self.notes.append(
-                f"the text model alone is written, without {len(self.left_out)} tensors of its image or sound encoder"
+                f"the text model alone is written, without {plural(len(self.left_out), 'tensor')} of its image or sound encoder"
             )
 
 

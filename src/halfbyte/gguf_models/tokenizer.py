@@ -34,7 +34,7 @@ from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf.metadata import Metadata
 from ..checkpoints.gguf.runnable import UNREAD_VOCABULARIES
 from ..checkpoints.io.bounded_json import check_token_ids
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError, UnsupportedError, plural
 from .bpe_merges import merges
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .scanners import Cheapest, Longest, Scanner, unescaped
@@ -162,7 +162,7 @@ def backend_of(metadata: Metadata, tokens: list[str] | None = None) -> Tokenizer
     tokens = tokens_of(metadata) if tokens is None else tokens
     types = metadata.typed("tokenizer.ggml.token_type", "array[int32]", ())
     if len(types) not in (0, len(tokens)):
-        raise CheckpointError(f"[tokenizer] {len(tokens)} tokens and {len(types)} token types")
+        raise CheckpointError(f"[tokenizer] {plural(len(tokens), 'token')} and {plural(len(types), 'token type')}")
     backend = _KINDS[kind](metadata, tokens, types)
     _add_whole_tokens(backend, metadata, tokens, types)
     _add_ends(backend, metadata)
@@ -201,14 +201,16 @@ def _scores(metadata: Metadata, tokens: list[str]) -> list[float]:
     scores = metadata.typed("tokenizer.ggml.scores", "array[float32]")
     if scores is None or len(scores) != len(tokens):
         have = "none" if scores is None else len(scores)
-        raise CheckpointError(f"[tokenizer] {len(tokens)} tokens and {have} tokenizer.ggml.scores")
+        raise CheckpointError(f"[tokenizer] {plural(len(tokens), 'token')} and {have} tokenizer.ggml.scores")
     return [float(s) for s in scores.tolist()]
 
 
 def _unknown(metadata: Metadata, tokens: list[str], default: int) -> int:
     unknown: int = metadata.typed("tokenizer.ggml.unknown_token_id", "integer", default)
     if not 0 <= unknown < len(tokens):
-        raise CheckpointError(f"[tokenizer] tokenizer.ggml.unknown_token_id is {unknown}; there are {len(tokens)} tokens")
+        raise CheckpointError(
+            f"[tokenizer] tokenizer.ggml.unknown_token_id is {unknown}; the vocabulary has {plural(len(tokens), 'token')}"
+        )
     return unknown
 
 

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FormatError
+from ..errors import FormatError, plural
 
 F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
@@ -157,7 +157,7 @@ def add_table(name: str, values: Sequence[float]) -> None:
     if name in TABLES or name in MINIFLOATS or name in ("int", "uint", "mxint"):
         raise FormatError(f"[element] {name!r} is taken; give the table a name of its own")
     if len(values) not in (2, 4, 8, 16, 32, 64, 128, 256):
-        raise FormatError(f"[element] {name!r} has {len(values)} values; allowed: 2^bits for 1 to 8 bits")
+        raise FormatError(f"[element] {name!r} has {plural(len(values), 'value')}; allowed: 2^bits for 1 to 8 bits")
     table = _table(values)
     if not np.array_equal(table, np.asarray(values, np.float64), equal_nan=True):
         raise FormatError(f"[element] {name!r} has values that float32 does not hold; round them first")

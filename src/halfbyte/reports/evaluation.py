@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..errors import plural
 from .page import Head, Row, cards, facts, page, section, table, verdict
 from .plots import SIZES, Axes, bars, histogram, points
 
@@ -57,7 +58,7 @@ def grade(c: Comparison) -> str:
 def report(evaluated: Sequence[Evaluated]) -> str:
     """One HTML page over one or several checkpoints."""
     several = len(evaluated) > 1
-    title = f"Evaluation of {len(evaluated)} checkpoints" if several else f"Evaluation of {evaluated[0].name}"
+    title = f"Evaluation of {plural(len(evaluated), 'checkpoint')}" if several else f"Evaluation of {evaluated[0].name}"
     body, sections = [_verdict(evaluated)], []
     if several:
         sections.append("Checkpoints")
@@ -123,7 +124,8 @@ def _sentence(one: Evaluated, named: bool) -> str:
     start = f"{one.name}: {word}; it" if named else f"{word[0].upper()}{word[1:]}: the model"
     return (
         f"{start} finds the same next token likeliest as the baseline in {100 * c.agreement:.1f} % of "
-        f"{len(c.kl):,} positions, and its perplexity is {more} ({c.model.value:.4g}, baseline {c.baseline.value:.4g}).{size}"
+        f"{plural(len(c.kl), 'position')}, and its perplexity is {more} ({c.model.value:.4g}, "
+        f"baseline {c.baseline.value:.4g}).{size}"
     )
 
 

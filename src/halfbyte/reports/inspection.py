@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint, Finding, TensorInfo
 from ..checkpoints.inspect import Subtotal, bits_per_weight, fix_for, format_word, grouped, totals
+from ..errors import plural
 from ..formats.decode import element_values, scale_values
 from ..tensor.notebook import sample_codes
 from ..tensor.qtensor import QTensor
@@ -122,7 +123,7 @@ def inspection(checkpoint: Checkpoint, findings: Sequence[Finding], survey: Surv
 def _verdict(checkpoint: Checkpoint, infos: Sequence[TensorInfo], findings: Sequence[Finding], survey: Survey | None) -> str:
     counts = Counter(f.severity for f in findings)
     ledger = checkpoint.ledger()
-    sentences = [f"{len(infos):,} tensors, {checkpoint.format}."]
+    sentences = [f"{plural(len(infos), 'tensor')}, {checkpoint.format}."]
     tensors = ", ".join(f"{n:,} {status}" for status, n in ledger.counts("tensor").items())
     sentences.append(
         f"Accounted for: {tensors}. "
@@ -133,15 +134,11 @@ def _verdict(checkpoint: Checkpoint, infos: Sequence[TensorInfo], findings: Sequ
             "Values were not read: halfbyte inspect --data also looks for scales that are no numbers, and saturation."
         )
     if counts["error"]:
-        word = f"{_plural(counts['error'], 'error')}: its values are wrong or incomplete until they are mended"
+        word = f"{plural(counts['error'], 'error')}: its values are wrong or incomplete until they are mended"
         return verdict("bad", word, sentences)
     if counts["warning"]:
-        return verdict("warn", f"{_plural(counts['warning'], 'warning')}: it can be used; read them first", sentences)
+        return verdict("warn", f"{plural(counts['warning'], 'warning')}: it can be used; read them first", sentences)
     return verdict("good", "Nothing looks wrong.", sentences)
-
-
-def _plural(n: int, word: str) -> str:
-    return f"{n:,} {word}{'' if n == 1 else 's'}"
 
 
 def _cards(checkpoint: Checkpoint, infos: Sequence[TensorInfo]) -> str:
@@ -149,7 +146,7 @@ def _cards(checkpoint: Checkpoint, infos: Sequence[TensorInfo]) -> str:
     whole = sums.all
     share = 100 * sums.packed.weights / whole.weights if whole.weights else 0.0
     return cards([
-        ("size", f"{whole.nbytes / 1e6:,.1f} MB", _plural(len(sums.files), "file")),
+        ("size", f"{whole.nbytes / 1e6:,.1f} MB", plural(len(sums.files), "file")),
         ("bits a weight", f"{whole.bits_per_weight:.3g}", f"packed ones {sums.packed.bits_per_weight:.3g}"),
         ("weights", f"{whole.weights / 1e6:,.1f} M", f"{share:.3g} % of them packed"),
         ("in bfloat16", f"{2 * whole.weights / 1e6:,.1f} MB", "what the same weights would take"),

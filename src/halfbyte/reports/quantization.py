@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoints import TensorInfo
 from ..checkpoints.inspect import Subtotal, format_word
+from ..errors import plural
 from .evaluation import comparison_sections, grade, grade_colour
 from .inspection import Layers
 from .page import Head, Row, cards, facts, page, section, table, verdict
@@ -90,8 +91,8 @@ def _verdict(q: Quantized) -> str:
     sentences = [
         share,
         (
-            f"The most likely next token is the source's in {100 * c.agreement:.1f} % of {len(c.kl):,} positions; the perplexity "
-            f"is {c.model.value:.4g}, the source's {c.baseline.value:.4g}."
+            f"The most likely next token is the source's in {100 * c.agreement:.1f} % of {plural(len(c.kl), 'position')}; "
+            f"the perplexity is {c.model.value:.4g}, the source's {c.baseline.value:.4g}."
         ),
     ]
     if q.same_text:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ShapeError
+from ..errors import ShapeError, plural
 from .qtensor import QTensor
 
 _SHARED_BY_ROWS = ("group_index", "global_scale")
@@ -90,7 +90,7 @@ def take_rows(q: QTensor, index: NDArray[np.integer]) -> QTensor:
 def _check(op: str, weights: Sequence[QTensor], stacked: bool) -> None:
     reason = incompatibility(weights, stacked) if weights else "the list is empty"
     if reason is not None:
-        raise ShapeError(f"[{op}] {len(weights)} weights cannot be joined: {reason}")
+        raise ShapeError(f"[{op}] {plural(len(weights), 'weight')} cannot be joined: {reason}")
 
 
 def _common_origin(weights: Sequence[QTensor]) -> str:

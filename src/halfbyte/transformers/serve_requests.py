@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import UnsupportedError
+from ..errors import UnsupportedError, plural
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 ENDPOINTS = {CHAT: "POST", COMPLETIONS: "POST", RESPONSES: "POST", "/v1/models": "GET", "/health": "GET"}
@@ -279,14 +279,15 @@ class RequestCheck:
         except UnsupportedError as error:
             raise RequestError(str(error).removeprefix("[serve] ")) from error
         if tokens > self.max_prompt:
-            counted = f"has {tokens:,} tokens" if len(text) <= self.max_prompt * TOKEN_LENGTH else f"has {len(text):,} characters"
+            counted = plural(tokens, "token") if len(text) <= self.max_prompt * TOKEN_LENGTH else plural(len(text), "character")
             raise RequestError(
-                f"the prompt {counted}; up to {self.max_prompt:,} tokens are allowed", None, "context_length_exceeded"
+                f"the prompt has {counted}; up to {self.max_prompt:,} tokens are allowed", None, "context_length_exceeded"
             )
         wanted = max((body.get(k) or 0 for k in ("max_tokens", "max_completion_tokens", "max_output_tokens")), default=0)
         if tokens + wanted > self.context:
             raise RequestError(
-                f"the prompt has {tokens:,} tokens and {wanted:,} are requested; up to {self.context:,} together are allowed",
+                f"the prompt has {plural(tokens, 'token')} and {wanted:,} are requested; up to {self.context:,} together "
+                "are allowed",
                 None,
                 "context_length_exceeded",
             )

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import BackendError, HalfbyteError
+from ...errors import BackendError, HalfbyteError, plural
 from ...numerics.array_interop import fits_storage, torch_state
 from ...numerics.exact import DTYPES, bfloat16
 from ...numerics.minifloat import MINIFLOATS
@@ -198,7 +198,7 @@ class CPUBackend(Backend):
         threads = int(module.threads())
         others = [s for s in module.supported() if s != module.current()]
         also = f" (also: {', '.join(others)})" if others else ""
-        return f"{module.current()}, {threads} thread{'s' if threads > 1 else ''}{also}"
+        return f"{module.current()}, {plural(threads, 'thread')}{also}"
 
     def refuses(self, call: Call) -> str | None:
         fmt = call.format

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...errors import BackendError, UnsupportedError
+from ...errors import BackendError, UnsupportedError, plural
 from ..cpu.limits import machine_name
 from ..records import Record
 
@@ -111,7 +111,7 @@ def row_of(r: Record) -> list[str]:
 def markdown(records: Sequence[Record]) -> Iterator[str]:
     """The records as a table for a page of figures."""
     first = records[0]
-    threads = f"{first['threads']} thread{'' if first['threads'] == 1 else 's'}"
+    threads = plural(first["threads"], "thread")
     work = f"prompt of {first['prompt']} tokens, {first['decode']} decoded"
     yield f"{first['name']}, {threads}, {first['clock']} time; `{first['format']}`, {work}."
     yield ""

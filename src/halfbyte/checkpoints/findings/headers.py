@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...errors import HalfbyteError
+from ...errors import HalfbyteError, plural
 from ...layouts.quant_config.module_rules import path_matches
 from ...layouts.quant_config.reader import ConfigReader
 from ..base import TensorInfo
@@ -114,9 +114,9 @@ def _config(c: Headers) -> Iterator[Finding]:
 def _auxiliary(c: Headers) -> Iterator[Finding]:
     counts = Counter(e.name.rpartition(".")[2] for e in c.ledger().entries if e.status == AUXILIARY)
     for last, count in counts.items():
-        text = f"{count:,} tensors of this name belong to activations or caches; they are kept as arrays, no weight uses them"
+        text = f"of activations or caches: {plural(count, 'tensor')} of this name, kept as arrays; no weight uses them"
         if last == "pre_quant_scale":
-            text = f"{count:,} tensors of this name scale inputs of weights: load_model multiplies by them; no weight holds them"
+            text = f"scales of inputs of weights: {plural(count, 'tensor')} of this name; load_model multiplies by them"
         yield Finding("note", "activation-tensors", last, text)
 
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import CheckpointError, UnsupportedError
+from ...errors import CheckpointError, UnsupportedError, plural
 from ..architecture import required_gguf
 from ..io.regular_file import FileReader, Reader, open_regular
 from .header import MAGIC, Header, TensorHeader, read_header
@@ -134,8 +134,8 @@ class GGUFFile:
         declared = self.metadata.typed("split.tensors.count", "integer")
         if declared is not None and len(self._shards) > 1 and declared != len(headers):
             raise CheckpointError(
-                f"[gguf] {self.path}: split.tensors.count is {declared}, the {len(self._shards)} files hold {len(headers)}"
-                f"{self._miscounted()}"
+                f"[gguf] {self.path}: split.tensors.count is {declared}; "
+                f"{plural(len(self._shards), 'file')} with {len(headers)} in all{self._miscounted()}"
             )
 
     def _miscounted(self) -> str:

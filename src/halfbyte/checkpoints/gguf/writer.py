@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import CheckpointError, UnsupportedError
+from ...errors import CheckpointError, UnsupportedError, plural
 from ...formats.ggml.types import ggml_type
 from ..io.resumable_file import ResumableFile
 from .file import GGUFFile
@@ -122,7 +122,7 @@ class GGUFWriter(ResumableFile):
         missing = [name for name in self._shapes if name not in self._entries]
         if missing:
             self.abandon()
-            raise CheckpointError(f"[convert] {self.path}: {len(missing)} tensors were not added, the first is {missing[0]!r}")
+            raise CheckpointError(f"[convert] {self.path}: not added: {plural(len(missing), 'tensor')}, first {missing[0]!r}")
         super().finish()
 
     def _complete(self) -> None:

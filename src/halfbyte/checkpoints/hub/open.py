@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, plural
 from ...numerics.background import Background
 from ..base import Checkpoint
 from ..findings import Finding
@@ -67,7 +67,7 @@ def weight_files(repository: Repository) -> list[str]:
     if len(heads) > 1:
         sizes = ", ".join(f"{n} ({human(sum(repository.sizes[p] for p in _parts(n, names)))})" for n in heads[:24])
         raise CheckpointError(
-            f"[hub] {repository.where}: {len(heads)} models: {sizes}; open one of them: {name.repo}/{heads[0]}"
+            f"[hub] {repository.where}: {plural(len(heads), 'model')}: {sizes}; open one of them: {name.repo}/{heads[0]}"
             + (f"@{name.revision}" if name.revision else "")
         )
     if heads:
@@ -133,8 +133,8 @@ def local_copy(path: str | os.PathLike[str] | HubName, say: Callable[[str], None
     missing = [n for n in files if not isinstance(hub.try_to_load_from_cache(name.repo, n, revision=repository.commit), str)]
     if missing:
         text = (
-            f"downloading {human(sum(repository.sizes[n] for n in missing))} in {len(missing)} files of {repository.where} from "
-            f"{hub.HfApi().endpoint} into {hub.constants.HF_HUB_CACHE}; "
+            f"downloading {human(sum(repository.sizes[n] for n in missing))} in {plural(len(missing), 'file')} of "
+            f"{repository.where} from {hub.HfApi().endpoint} into {hub.constants.HF_HUB_CACHE}; "
             f"`{download_command(name)}` puts them into a folder instead"
         )
         if say is not None:

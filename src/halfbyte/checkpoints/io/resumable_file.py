@@ -27,6 +27,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import plural
 from ...numerics.background import Background
 from .background_flush import Flusher
 from .journal import Journal, Lock, plain
@@ -203,8 +204,14 @@ class ResumableFile(ABC):
         self._flusher.wait()
 
     def _refused(self, error: OSError, doing: str = "") -> WriteError:
-        kept = f"; {len(self.notes)} tensors kept: run again to resume, or delete {self._temporary}" if self._resumable else ""
-        return WriteError(f"[{self.op}] {self.path}: cannot be written: {error.strerror or error}{doing}{kept}")
+        kept = (
+            f"; {plural(len(self.notes), 'tensor')} kept: run again to resume, or delete {self._temporary}"
+            if self._resumable
+            else ""
+        )
+        return WriteError(
+            f"[{self.op}] {self.path}: cannot be written: {error.strerror or error}{doing}{kept if self._resumable else ''}"
+        )
 
     @property
     def _resumable(self) -> bool:

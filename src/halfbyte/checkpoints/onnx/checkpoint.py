@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import CheckpointError, HalfbyteError
+from ...errors import CheckpointError, HalfbyteError, plural
 from ...tensor.qtensor import QTensor
 from ..base import Checkpoint, TensorInfo
 from ..findings import Finding, problem_findings
@@ -168,7 +168,7 @@ class ONNXCheckpoint(Checkpoint):
     def check(self, op: str) -> None:
         super().check(op)
         if bad := [(k, why) for k in self._weights if (why := self._problem(k))]:
-            raise CheckpointError(f"[{op}] {self.path}: {len(bad)} weights cannot be read; the first, {bad[0][0]}: {bad[0][1]}")
+            raise CheckpointError(f"[{op}] {self.path}: {plural(len(bad), 'unreadable weight')}, first {bad[0][0]}: {bad[0][1]}")
 
     def header_findings(self) -> list[Finding]:
         found = [Finding("error", "unread-weight", k, why) for k in self._weights if (why := self._problem(k))]

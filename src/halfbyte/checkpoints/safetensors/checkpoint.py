@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import CheckpointError, HalfbyteError
+from ...errors import CheckpointError, HalfbyteError, plural
 from ...formats import packed_nbytes
 from ...layouts import Layout, safetensors_layouts
 from ...layouts.quant_config.reader import ConfigReader
@@ -549,13 +549,12 @@ class SafetensorsCheckpoint(Checkpoint):
         modules = {name.removesuffix(".weight") for name in self.shards.sparse}
         infos = [self.info(key) for key in self._keys if key.removesuffix(".weight") in modules or self._is_sparse(key)]
         if infos:
-            count = f"{len(infos)} weights are" if len(infos) > 1 else "1 weight is"
             read = sum(
                 packed_nbytes(i.format, i.shape) if i.format else math.prod(i.shape) * self.shards.header(i.key).dtype.itemsize
                 for i in infos
             )
             text = f"sparse: {sum(i.nbytes for i in infos):,} bytes here, {read:,} when read; products use the expanded weight"
-            yield Finding("note", "sparse-expanded", "", f"{count} {text}")
+            yield Finding("note", "sparse-expanded", "", f"{plural(len(infos), 'weight')}, {text}")
 
     def _is_sparse(self, key: str) -> bool:
         reading = self.reading_or_error(key) if key in self._modules else None

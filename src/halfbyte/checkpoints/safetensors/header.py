@@ -230,7 +230,7 @@ def _check_size(name: str, entry: Entry, where: str) -> None:
     if not bits:
         problem = f"dtype {_short(entry.dtype)}; known: {', '.join(DTYPE_BITS)}"
     elif len(entry.shape) > MAX_RANK:
-        problem = f"{len(entry.shape)} axes; read up to {MAX_RANK}"
+        problem = f"rank {len(entry.shape)}; read up to {MAX_RANK}"
     elif entry.stop < entry.start:
         problem = f"data_offsets {_short([entry.start, entry.stop])} run backwards"
     elif math.prod(d for d in entry.shape if d) * bits >> 66:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import CheckpointError, UnsupportedError
+from ...errors import CheckpointError, UnsupportedError, plural
 from ...layouts.base import Described
 from ...layouts.quant_config.reader import ConfigReader, Transform
 from ...tensor.qtensor import QTensor
@@ -104,7 +104,7 @@ class Transforms:
         raise CheckpointError(
             f"[open] {key}: config.json multiplies its {t.side} by a matrix of group {t.group!r}; tensor "
             f"{key}.{t.group}_{t.side}.weight, or one of [{size}, {size}] that it shares, is missing"
-            + (f"; {len(shared)} modules have their own" if shared else "")
+            + (f"; {plural(len(shared), 'module')} with one of its own" if shared else "")
         )
 
     def _shares(self, module: str, side: str, t: Transform) -> bool:
@@ -125,7 +125,7 @@ class Transforms:
                 order = self.shards.array(names["perm"])
                 if order.dtype.kind not in "iu" or not np.array_equal(np.sort(order), np.arange(len(matrix))):
                     raise CheckpointError(
-                        f"[open] tensor {names['perm']!r} is no order of {len(matrix)} rows; "
+                        f"[open] tensor {names['perm']!r} is no order of {plural(len(matrix), 'row')}; "
                         f"allowed: each of 0 to {len(matrix) - 1} once"
                     )
                 matrix = matrix[order][:, order]

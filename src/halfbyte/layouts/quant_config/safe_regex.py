@@ -33,7 +33,7 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple, NoReturn
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, plural
 
 MAX_PATTERN = 1 << 14
 """Longest pattern, in characters."""
@@ -96,7 +96,7 @@ Sequence = tuple[Node, ...]
 def compiled(pattern: str) -> Pattern:
     """The pattern, parsed; CheckpointError when it is none, or outside the subset that is read."""
     if len(pattern) > MAX_PATTERN:
-        raise CheckpointError(f"[config] pattern {pattern[:60]!r} has {len(pattern):,} characters; read up to {MAX_PATTERN:,}")
+        raise CheckpointError(f"[config] pattern {pattern[:60]!r} has {plural(len(pattern), 'character')}; up to {MAX_PATTERN:,}")
     return Pattern(pattern, _Parser(pattern).parse())
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
-from ...errors import UnsupportedError
+from ...errors import UnsupportedError, plural
 from ...gguf_models.architecture import EACH, EXPERTS, PART, Architecture
 from ...gguf_models.keys import Keys
 from ...gguf_models.names import LAYER, LONG_ROTATION, ROTATION_FACTORS, row_order, slot, stem_of
@@ -127,7 +127,7 @@ class GGUFFilling(Filling):
         stack = self.packed(key) if quantized else self.dense(key)
         modules = self.module(key, path.removesuffix(f".{EACH}"))
         if len(stack.shape) != 3 or stack.shape[0] != len(modules):
-            raise self.error(f"tensor {key!r} is {list(stack.shape)}; the model wants {len(modules)} matrices")
+            raise self.error(f"tensor {key!r} is {list(stack.shape)}; the model wants a stack of {plural(len(modules), 'part')}")
         put: Any = self.put_packed if quantized else self.put_dense
         for i in range(stack.shape[0]):
             put(key, stack[i], path.replace(EACH, str(i)), leaf)

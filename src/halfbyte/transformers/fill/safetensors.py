@@ -22,7 +22,7 @@ from torch import nn
 
 from ...checkpoints import Checkpoint
 from ...checkpoints.ledger import AUXILIARY_NAMES
-from ...errors import UnsupportedError
+from ...errors import UnsupportedError, plural
 from ...tensor.concat import concat_rows, incompatibility
 from ...tensor.qtensor import QTensor
 from ...torch.concat_linear import ConcatLinear
@@ -108,7 +108,7 @@ class FolderFilling(Filling):
         if towers:
             warnings.warn(
                 f"[load_model] {self.checkpoint.path}: {type(self.model).__name__} is the language model alone; "
-                f"{len(towers):,} tensors of other towers are not loaded ({first_names(towers)})",
+                f"not loaded: {plural(len(towers), 'tensor')} of other towers ({first_names(towers)})",
                 RuntimeWarning,
                 stacklevel=4,
             )
