@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from halfbyte.reports.evaluation import report
-from support.report_pages import LIMITS, evaluated, inspected
+from support.report_pages import LIMITS, evaluated, inspected, quantized
 
 pytestmark = pytest.mark.ecosystem("applications")
 
@@ -106,6 +106,15 @@ def test_several_checkpoints_fit(browser, tmp_path, width):
 @pytest.mark.parametrize("width", [360, 1280])
 def test_an_inspection_fits(browser, tmp_path, width):
     assert len(measure(browser, tmp_path, inspected(tmp_path), width)["svgs"]) == 3
+
+
+@pytest.mark.parametrize("layers", [2, 80])
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_a_quantization_fits(browser, tmp_path, width, layers):
+    found = measure(browser, tmp_path, quantized(layers), width)
+    assert len(found["svgs"]) == 5
+    assert found["bars"][0] == layers + 1
+    assert found["bars"][2] == layers, "errors of the weights: no bar for the embedding, which stayed dense"
 
 
 LAUNCH = """
@@ -200,10 +209,11 @@ def pages_of_each_kind(folder: Path) -> dict[str, str]:
         "one evaluation": report([evaluated("gemma", 1.0, 26, LIMITS)]),
         "several": report(several),
         "an inspection": inspected(folder),
+        "a quantization": quantized(),
     }
 
 
-@pytest.mark.parametrize("kind", ["one evaluation", "several", "an inspection"])
+@pytest.mark.parametrize("kind", ["one evaluation", "several", "an inspection", "a quantization"])
 @pytest.mark.parametrize(("width", "dark"), [(360, False), (1280, False), (1280, True)])
 def test_the_keyboard_reaches_every_link_and_leaves_the_page(browser, tmp_path, kind, width, dark):
     """Tab visits the links in their order, each with a visible outline, Enter follows one, and the
