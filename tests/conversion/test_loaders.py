@@ -76,6 +76,7 @@ REFUSED = {
 WRONG = {
     ("transformers", "compressed-tensors"): ("mxfp8_e5m2", "fp8_e5m2"),
     ("gptqmodel", "awq"): ("int8", "uint8"),  # 7.5 refuses them
+    ("vllm", "modelopt"): ("nvfp4",),  # unequal scales of the tensors that are fused
 }
 """The same -> formats that it loads with other values, without a word."""
 

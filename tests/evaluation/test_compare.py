@@ -305,5 +305,26 @@ def test_the_command_says_what_is_wrong(folder, capsys, arguments, message, monk
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.ecosystem("applications")
+def test_a_data_set_is_the_text_of_its_column(folder, tmp_path, capsys):
+    """`--dataset` through the datasets package, here a local folder of it."""
+    words = (folder / "text.txt").read_text("utf-8").split()
+    texts = [" ".join(words[i : i + 20]) for i in range(0, len(words), 20)]
+    for name, column in (("right", "text"), ("other", "question")):
+        (tmp_path / name).mkdir()
+        lines = "".join(json.dumps({column: text}) + "\n" for text in texts)
+        (tmp_path / name / "test.jsonl").write_text(lines, "utf-8")
+    (tmp_path / "joined.txt").write_text("\n\n".join(texts), "utf-8")
+    found = []
+    right = str(tmp_path / "right")
+    for source in (["--dataset", right], ["--dataset", f"{right}:test"], ["--text", str(tmp_path / "joined.txt")]):
+        assert main(["eval", str(folder), *source, "--context", "16", "--json"]) == 0
+        [record] = records(capsys.readouterr().out)
+        found.append((record["perplexity"], record["tokens"]))
+    assert found[0] == found[1] == found[2]
+    assert main(["eval", str(folder), "--dataset", str(tmp_path / "other"), "--context", "16"]) == 2
+    assert "has columns question; one named text is wanted" in capsys.readouterr().err
+
+
 def test_errors_are_the_librarys():
     assert issubclass(EvaluationError, HalfbyteError)

@@ -623,7 +623,7 @@ FOLDER_KINDS = tuple(kind for kind in READS["transformers"] if kind != "gguf")
 PACKED_KINDS = tuple(kind for kind in READS["transformers"] if kind not in ("dense", "gguf"))
 _VLLM = "https://github.com/vllm-project/vllm"
 RULES: tuple[Rule, ...] = (
-    Rule("vllm", ("gguf",), REFUSED, "vLLM has no GGUF reader since 0.24; its plug-in vllm-gguf-plugin has one",
+    Rule("vllm", ("gguf",), REFUSED, "vLLM has no GGUF reader since 0.24; halfbyte's plug-in and vllm-gguf-plugin have one",
          f"{_VLLM}/pull/39612", _always, since=(0, 24), to="compressed-tensors", whole=True),
     Rule("vllm", ("bitsandbytes",), REFUSED, "vLLM has no bitsandbytes reader since 0.27", f"{_VLLM}/issues/39583", _always,
          since=(0, 27), to="compressed-tensors", whole=True),

@@ -1,4 +1,5 @@
-"""What a checkpoint has for vLLM's layers, by the module names of transformers.
+"""What a checkpoint has for vLLM's layers, by the module names of transformers; a GGUF file's
+tensors under them too (`gguf_models.view`).
 
     source = Source(path)
     source.matrices["model.layers.0.self_attn.q_proj"]    -> its key
@@ -17,9 +18,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..checkpoints import expert_names
+from ..checkpoints import Checkpoint, expert_names
 from ..checkpoints import open as open_checkpoint
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..errors import UnsupportedError
+from ..gguf_models.view import ModelView
 from ..tensor.qtensor import QTensor
 from ..torch.state import tensor
 from ..transformers.fill.safetensors import INPUT_SCALE
@@ -39,8 +42,9 @@ class Source:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.checkpoint = open_checkpoint(path)
-        self.checkpoint.check("vllm")
+        opened = open_checkpoint(path)
+        opened.check("vllm")
+        self.checkpoint: Checkpoint = ModelView(opened, joined=True) if isinstance(opened, GGUFCheckpoint) else opened
         self.matrices: dict[str, str] = {}
         self.experts: dict[str, dict[Projection, str]] = defaultdict(dict)
         scaled = [key for key in self.checkpoint if key.endswith(INPUT_SCALE)]

@@ -1,0 +1,223 @@
+"""benchmarks/vllm.md and docs/guides/vllm.md: every kind and shape of checkpoint through vLLM's own
+OpenAI server, with the plug-in and without it.
+
+    PYTHONPATH=src:tests python tools/vllm_matrix.py write FOLDER
+    PYTHONPATH=src:tests python tools/vllm_matrix.py serve FOLDER [--alone] [SECONDS]
+    PYTHONPATH=src:tests python tools/vllm_matrix.py table FOLDER PAGE ...
+
+`write` writes the checkpoints of tests/support/served_models.py and their right answers. `serve`,
+in the environment vllm, starts a server for each (`api_server`, its engine in a process of its
+own), asks it over HTTP for the log probabilities of all tokens at every position of a prompt and
+for a greedy continuation, and goes on where it ended. Server and engine are forked from one process
+that has imported vLLM, which saves its imports and changes nothing else; tests/vllm starts some
+from nothing. The plug-in is found by its entry point: halfbyte is installed, or a folder with its
+`entry_points.txt` is in PYTHONPATH. `--alone` loads no plug-in, gives none of its options, and
+computes in bfloat16, which vLLM's kernels want; with it float32. `table` writes the tables between
+the marks of each PAGE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+GENERIC = ("Engine core initialization failed", "Error parsing config for", "Tokenizer not available")
+ALONE_LIMIT = 0.05
+"""Of vLLM's own kernels in bfloat16: largest difference of a log probability over the largest."""
+
+
+def write(folder: Path) -> None:
+    """Every checkpoint, its answer in FOLDER/SHAPE-KIND/answer.npz."""
+    from support import served_models as models
+
+    for shape, kind in models.CELLS:
+        at = folder / f"{shape}-{kind}"
+        rows, text = models.answer(models.write(at, shape, kind))
+        np.savez(at / "answer.npz", rows=rows, text=np.array(text))
+
+
+def serve(folder: Path, alone: bool, seconds: float) -> None:
+    """The answer of each cell into FOLDER/alone.json or FOLDER/plugin.json."""
+    os.environ |= {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_PLUGINS": "" if alone else "halfbyte",
+    }
+    from support import served_models as models
+
+    preload()
+    end, file = time.monotonic() + seconds, folder / ("alone.json" if alone else "plugin.json")
+    found: dict[str, list[Any]] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    for shape, kind in sorted(models.CELLS, key=lambda cell: models.CELLS.index(cell) % len(models.KINDS)):
+        name = f"{shape}-{kind}"
+        if name in found:
+            continue
+        if time.monotonic() > end:
+            break
+        options = {"dtype": "bfloat16" if alone else "float32", **({} if alone else models.ASKED.get(kind, {}))}
+        start = time.monotonic()
+        found[name] = served(models.path_of(folder / name, kind), options, folder / name)
+        print(f"{name}: {' '.join(map(str, found[name]))[:150]} ({time.monotonic() - start:.1f} s)", flush=True)
+        file.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+def preload() -> None:
+    """Imports what a server and its engine import, and lets both be forked."""
+    import importlib
+    import multiprocessing
+
+    import vllm.utils.system_utils
+    from vllm.v1.engine import utils
+    from vllm.v1.executor import multiproc_executor
+
+    for name in ("entrypoints.launchers.api_server.entry", "v1.engine.core", "v1.engine.async_llm", "v1.worker.cpu_worker"):
+        importlib.import_module(f"vllm.{name}")
+    for name in ("llama", "qwen3", "gemma3", "qwen3_moe", "gpt_oss"):
+        importlib.import_module(f"vllm.model_executor.models.{name}")
+    for module in (vllm.utils.system_utils, utils, multiproc_executor):
+        module.get_mp_context = lambda: multiprocessing.get_context("fork")
+
+
+def served(path: Path, options: dict[str, str], folder: Path) -> list[Any]:
+    """["runs", largest difference, the same over the largest log probability, whether the text is
+    equal] or ["refused", the engine's words].
+    """
+    from support.served_models import IDS, TOKENS
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [word for option, value in options.items() for word in (f"--{option.replace('_', '-')}", value)]
+    log = folder / "log"
+    child = os.fork()
+    if child == 0:
+        run_server(["--model", str(path), "--port", str(port), *words], log)
+    body = {
+        "model": "tiny", "prompt": IDS, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
+        "prompt_logprobs": -1,
+    }  # fmt: skip
+    reply = None
+    try:
+        while reply is None and os.waitpid(child, os.WNOHANG) == (0, 0):
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                reply = post(f"http://127.0.0.1:{port}/v1/completions", body)
+            time.sleep(0.1)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
+    if reply is None:
+        return ["refused", refusal_of(log.read_text("utf-8", "replace"))]
+    (choice,) = reply["choices"]
+    wanted = np.load(folder / "answer.npz")
+    rows = np.array([[at[str(token)]["logprob"] for token in range(len(at))] for at in choice["prompt_logprobs"][1:]])
+    off = np.abs(rows - wanted["rows"]).max()
+    return ["runs", float(off), float(off / np.abs(wanted["rows"]).max()), choice["token_ids"] == wanted["text"].tolist()]
+
+
+def run_server(arguments: list[str], log: Path) -> None:
+    """vLLM's server in this process, which ends with it."""
+    try:
+        os.setsid()
+        with log.open("wb") as out:
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+        from vllm.entrypoints.launchers.api_server.entry import main
+
+        sys.argv = ["api_server", "--host", "127.0.0.1", "--enforce-eager", "--max-model-len", "64", "--max-logprobs", "-1",
+                    "--served-model-name", "tiny", *arguments]  # fmt: skip
+        main()
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+def post(url: str, body: dict[str, Any]) -> Any:
+    """The server's answer. URLError while there is none, AssertionError with a refusal's text."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return json.load(reply)
+    except urllib.error.HTTPError as error:
+        raise AssertionError(error.read()) from error
+
+
+def refusal_of(log: str) -> str:
+    """The error that ended a server."""
+    errors = re.findall(r"(?:^|\] ?)(?:[a-z_.]+\.)?(\w+(?:Error|Exception): .+(?:\n  Value error, .+)?)", log, re.MULTILINE)
+    told = [error for error in errors if not any(words in error for words in GENERIC)]
+    return (told or errors or [log[-300:]])[-1][:300]
+
+
+def table(folder: Path) -> dict[str, list[str]]:
+    """Mark -> lines: `kinds` has a row for each kind, `cells` one with a column for each shape."""
+    from support.served_models import BOUND, KINDS, SHAPES
+
+    alone, plugin = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("alone", "plugin"))
+
+    def alone_words(cell: list[Any]) -> str:
+        if cell[0] == "refused":
+            return f"refused: {short(cell[1])}"
+        return "runs" if cell[2] < ALONE_LIMIT else f"**wrong**, log probabilities off by {cell[1]:.2g}"
+
+    kinds = ["| checkpoint | vLLM alone | with the plug-in: shapes served, largest difference |", "|---|---|---|"]
+    cells = [f"| checkpoint | {' | '.join(SHAPES)} |", f"|---{'|---' * len(SHAPES)}|"]
+    for kind in KINDS:
+        ours = [plugin[f"{shape}-{kind}"] for shape in SHAPES]
+        told: dict[str, list[str]] = {}
+        for shape in SHAPES:
+            told.setdefault(alone_words(alone[f"{shape}-{kind}"]), []).append(shape)
+        words = [f"{', '.join(shapes)}: {told_of}" if len(told) > 1 else told_of for told_of, shapes in told.items()]
+        good = [cell[1] for cell in ours if cell[0] == "runs" and cell[1] < BOUND and cell[3]]
+        kinds.append(f"| {kind} | {'; '.join(words)} | {len(good)} of {len(ours)}, {max(good, default=float('nan')):.1e} |")
+        told_cells = [f"{cell[1]:.1e}{'' if cell[3] else ', other text'}" if cell[0] == "runs" else "refused" for cell in ours]
+        cells.append(f"| {kind} | {' | '.join(told_cells)} |")
+    return {"kinds": kinds, "cells": cells}
+
+
+def short(error: str) -> str:
+    """An engine's words without pydantic's frame, for a cell of a table."""
+    words = re.sub(r"^\w+: \d+ validation error.*?Value error, ", "", " ".join(error.split()))
+    return re.sub(r"( \[type=| For further).*", "", re.sub(r"^\w+(Error|Exception): ", "", words)).replace("|", "/")[:140]
+
+
+def fill(page: Path, lines: dict[str, list[str]]) -> None:
+    """Replaces what stands between `<!-- served MARK -->` and `<!-- end -->`."""
+    text = page.read_text("utf-8")
+    for mark, rows in lines.items():
+        text = re.sub(
+            rf"(<!-- served {mark} -->\n).*?(<!-- end -->)",
+            lambda m, rows=rows: m[1] + "\n".join(rows) + "\n" + m[2],
+            text,
+            flags=re.DOTALL,
+        )
+    page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["write", where]:
+            write(Path(where))
+        case ["serve", where, *rest]:
+            limits = [float(word) for word in rest if word != "--alone"]
+            serve(Path(where).absolute(), "--alone" in rest, *(limits or [float("inf")]))
+        case ["table", where, *pages]:
+            for page in pages:
+                fill(Path(page), table(Path(where)))
+        case _:
+            sys.exit(__doc__)
