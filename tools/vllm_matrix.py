@@ -191,21 +191,22 @@ def table(folder: Path) -> dict[str, list[str]]:
 
 
 def short(error: str) -> str:
-    """An engine's words without pydantic's frame, for a cell of a table."""
+    """An engine's first sentence, without pydantic's frame, folders, lists and names of classes."""
     words = re.sub(r"^\w+: \d+ validation error.*?Value error, ", "", " ".join(error.split()))
-    return re.sub(r"( \[type=| For further).*", "", re.sub(r"^\w+(Error|Exception): ", "", words)).replace("|", "/")[:140]
+    words = re.sub(r"^\w+(Error|Exception): ", "", words).replace("|", "/")
+    words = re.sub(r"'/\S*/([^/']+)'", r"`\1`", words)
+    for ending in (r" \[type=", r" For further", r"\. ", r"\.$", r" Reasons:", r" in \w+(Model|ForCausalLM)\b", r" via "):
+        words = re.split(ending, words)[0]
+    return re.sub(r"'([^']+)'", r"`\1`", words)
 
 
 def fill(page: Path, lines: dict[str, list[str]]) -> None:
     """Replaces what stands between `<!-- served MARK -->` and `<!-- end -->`."""
     text = page.read_text("utf-8")
     for mark, rows in lines.items():
-        text = re.sub(
-            rf"(<!-- served {mark} -->\n).*?(<!-- end -->)",
-            lambda m, rows=rows: m[1] + "\n".join(rows) + "\n" + m[2],
-            text,
-            flags=re.DOTALL,
-        )
+        start, found, rest = text.partition(f"<!-- served {mark} -->\n")
+        if found:
+            text = f"{start}{found}\n" + "\n".join(rows) + "\n\n<!-- end -->" + rest.partition("<!-- end -->")[2]
     page.write_text(text, encoding="utf-8")
 
 
