@@ -9,16 +9,23 @@ import pytest
 
 import halfbyte as hb
 from halfbyte.conversion import convert
-from halfbyte.errors import UnsupportedError
 from halfbyte.gguf_models.view import with_older_names
 from halfbyte.transformers import load_model
-from support import served_models
 from support.gguf_models import VOCABULARY, dense_model, write
-from support.served_models import CELLS
 from support.tiny_models import EXPERTS, LAYERS, agree, expert_names, ids, logits, write_tiny
 
 PATTERN = {"num_hidden_layers": 7}
 """Gemma 3's pattern of layers has six; mlx-lm builds no model of fewer."""
+KINDS = ("gptq", "gptq3", "awq", "ct-int4", "ct-mxfp4", "mlx-mxfp4", "halfbyte", "onnx")
+FOLDERS = [
+    *(
+        (arch, kind)
+        for arch in ("llama", "qwen2", "qwen3", "gemma3_text")
+        for kind in KINDS
+        if (arch, kind) != ("gemma3_text", "onnx")
+    ),
+    ("gpt_oss", "gpt-oss"), ("qwen3_moe", "gptq"), ("qwen3_moe", "ct-int4"), ("mixtral", "awq"), ("mixtral", "gptq3"),
+]  # fmt: skip
 
 
 def test_the_rotation_and_the_experts_are_named_as_mlx_lm_reads_them(tmp_path):
@@ -100,32 +107,15 @@ def close(theirs: np.ndarray, ours: np.ndarray) -> None:
 
 
 @pytest.mark.ecosystem("mlx")
-@pytest.mark.parametrize(("shape", "kind"), CELLS)
-def test_mlx_lm_runs_what_every_kind_of_every_shape_becomes(tmp_path, shape, kind):
-    """With the values of the checkpoint where they go to MLX exactly, else with those that were
-    written.
-    """
-    dense = served_models.write(tmp_path / "in", shape, kind, **(PATTERN if shape == "gemma3_text" and kind != "gguf" else {}))
-    source, tokens = served_models.path_of(tmp_path / "in", kind), ids() % VOCABULARY
-    try:
-        convert(source, tmp_path / "out", to="mlx")
-    except UnsupportedError:
-        convert(source, tmp_path / "out", to="mlx", lossy=True)
-        dense = load_model(tmp_path / "out")[0]
-    close(mlx_lm_logits(tmp_path / "out", tokens), logits(dense, tokens).numpy())
-
-
-@pytest.mark.ecosystem("mlx")
-@pytest.mark.parametrize(("arch", "kind"), [("qwen2", "gptq"), ("mixtral", "awq"), ("mixtral", "gptq3"), ("llama", "onnx")])
+@pytest.mark.parametrize(("arch", "kind"), FOLDERS)
 def test_mlx_lm_runs_what_a_folder_becomes(tmp_path, arch, kind):
-    """Of further shapes and kinds."""
-    dense = write_tiny(tmp_path / "in", arch, kind).dense
+    write_tiny(tmp_path / "in", arch, kind, **(PATTERN if arch == "gemma3_text" else {}))
     convert(tmp_path / "in", tmp_path / "out", to="mlx")
-    close(mlx_lm_logits(tmp_path / "out", ids()), logits(dense, ids()).numpy())
+    close(mlx_lm_logits(tmp_path / "out", ids()), logits(load_model(tmp_path / "out")[0], ids()).numpy())
 
 
 @pytest.mark.ecosystem("mlx")
-@pytest.mark.parametrize("name", ["llama-3", "llama-tied-bias"])
+@pytest.mark.parametrize("name", ["llama", "llama-3", "llama-tied-bias", "qwen3", "qwen3moe", "gemma3"])
 def test_mlx_lm_runs_what_a_gguf_becomes(tmp_path, name):
     write(tmp_path / "in.gguf", name, dense_model(name), True)
     convert(tmp_path / "in.gguf", tmp_path / "out", to="mlx")
