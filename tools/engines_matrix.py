@@ -33,6 +33,7 @@ import os
 import platform
 import re
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -446,7 +447,9 @@ def produced_table(folder: Path, title: str) -> str:
     }
     writers = Counter(name.partition(":")[0] for name in every["transformers"])
     told = ", ".join(f"{count} of {name}" for name, count in sorted(writers.items()))
-    head = PRODUCED_HEAD.format(title=title, told=told, machine=machine())
+    head = "\n\n".join(
+        textwrap.fill(block, 100) for block in PRODUCED_HEAD.format(title=title, told=told, machine=machine()).split("\n\n")
+    )
     return "\n".join([head, *confusion(folder, every, "###")])
 
 
