@@ -25,6 +25,7 @@ from halfbyte.verification.compare import verify
 from support import damage_cases
 from support.mutations import COMMANDS, MORE, Mutation, config_key, holds, mutations, outcome, paths, values, write
 
+KINDS = ("drop", "retype", "reshape")
 SAMPLE = 7
 """Mutations of each case that always run."""
 LOADED = 2
@@ -89,6 +90,21 @@ def test_a_sample_of_damage_is_right_or_refused_by_name(arch, producer, tmp_path
     counts += run(tmp_path, arch, producer, chosen[LOADED:], load=False)
     assert counts["wrong"] == 0
     assert counts["refused"] + counts["right"] == len(COMMANDS) * SAMPLE + len(MORE) * LOADED
+
+
+@pytest.mark.parametrize(("arch", "producer"), damage_cases.ROWS)
+def test_each_tensor_of_a_weight_dropped_retyped_or_reshaped_is_found_by_inspect(arch, producer, tmp_path):
+    """Of one weight a row; every weight and every command in the slow test."""
+    folder = damage_cases.checkpoint(tmp_path, arch, producer)
+    with hb.open(folder) as checkpoint:
+        key = max(checkpoint.packed_keys())
+    every = [m for m in mutations(folder) if m.subject == "tensor" and m.target[0].startswith(key) and m.kind in KINDS]
+    assert len(every) >= 2 * len(KINDS)
+    faults = []
+    for mutation in every:
+        write(folder, mutation, tmp_path / "damaged")
+        faults += outcome(tmp_path / "damaged", folder, tmp_path / "work", False, ("inspect",)).faults(mutation)
+    assert faults == []
 
 
 @pytest.mark.slow

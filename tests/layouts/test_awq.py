@@ -284,8 +284,8 @@ def test_tensors_that_do_not_fit_are_named_with_their_sizes(name: str, changes: 
         ("awq-gemv_fast", integer_tensor(4, (6, 64), 32, zeros=(0, 15)), "words cover 4 outputs by 64 inputs"),
         (
             "awq-gemv_fast",
-            integer_tensor(4, (8, 64), 32, zeros=(0, 15), scale_dtype="bfloat16"),
-            "scales are bfloat16; the layout holds float16",
+            integer_tensor(4, (8, 64), 32, zeros=(0, 15), scale_dtype="float32"),
+            "scales are float32; the layout holds float16",
         ),
         ("awq-marlin", integer_tensor(4, (32, 64), 32), "strips are 64 outputs by 16 inputs"),
     ],

@@ -182,13 +182,13 @@ TOKENS = tuple(range(3, 67))
 """What `eval` reads; it scores the second half."""
 
 
-def outcome(folder: Path, original: Path, work: Path, every: bool) -> Outcome:
-    """Runs `COMMANDS`, and with `every` `MORE`, on a changed checkpoint."""
+def outcome(folder: Path, original: Path, work: Path, every: bool, commands: tuple[str, ...] = COMMANDS) -> Outcome:
+    """Runs `commands`, and with `every` `MORE`, on a changed checkpoint."""
     result = Outcome()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         want, rounded = _wanted(original, _written(original))
-        for command in (*COMMANDS, *(MORE if every else ())):
+        for command in (*commands, *(MORE if every else ())):
             try:
                 right = _run(command, folder, original, work, want, rounded)
             except HalfbyteError as error:

@@ -341,8 +341,9 @@ def _integer(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[
     bits = integer_of("torchao", config, "bits", where) or _width(config.get("target_dtype")) or 8
     if not 1 <= bits <= 8:
         raise LayoutError(f"[torchao] {where}: codes of {bits} bits; allowed: 1 to 8")
-    if zero is None and bits != 8:
-        raise LayoutError(f"[torchao] {where}_zero_point is missing; codes of {bits} bits have one a group")
+    if zero is None and (bits != 8 or "Intx" in kind):
+        what = f"codes of {bits} bits have" if bits != 8 else f"the weights of {kind} have"
+        raise LayoutError(f"[torchao] {where}_zero_point is missing; {what} one a group")
     block = _last(config, where)
     count = math.prod(scale) // (math.prod(lead) * n) if n and math.prod(lead) else -(-k // (block or k or 1))
     group = block or (k // count if count and k % count == 0 else 0)

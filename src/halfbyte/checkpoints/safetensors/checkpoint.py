@@ -547,7 +547,9 @@ class SafetensorsCheckpoint(Checkpoint):
     def _sparse_findings(self) -> Iterator[Finding]:
         """What 2:4 sparse weights take in the file, and when they are read."""
         modules = {name.removesuffix(".weight") for name in self.shards.sparse}
-        infos = [self.info(key) for key in self._keys if key.removesuffix(".weight") in modules or self._is_sparse(key)]
+        keys = [key for key in self._keys if key.removesuffix(".weight") in modules or self._is_sparse(key)]
+        read_keys = [key for key in keys if key not in self._modules or isinstance(self.reading_or_error(key), Reading)]
+        infos = [self.info(key) for key in read_keys]
         if infos:
             read = sum(
                 packed_nbytes(i.format, i.shape) if i.format else math.prod(i.shape) * self.shards.header(i.key).dtype.itemsize

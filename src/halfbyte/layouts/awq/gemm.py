@@ -120,6 +120,8 @@ class AWQConfig(SkipListReader):
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         super().__init__(raw, where)
         version = str(raw.get("version") or "gemm").lower()
+        if "llm-awq" in (version, raw.get("format"), raw.get("checkpoint_format")):
+            version = "gemv_fast"  # the order of llm-awq's second version
         self.layouts = (f"awq-{version}", "awq")
         given = {"bits": raw.get("bits", raw.get("w_bit")), "group_size": raw.get("group_size", raw.get("q_group_size"))}
         self._base = {**raw, **{k: v for k, v in given.items() if v is not None}, "version": version}

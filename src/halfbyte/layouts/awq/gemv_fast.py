@@ -3,18 +3,19 @@
 | tensor | dtype | shape |
 |---|---|---|
 | `qweight` | int16 | [n/4, k] |
-| `scales` | float16 | [8·W, n], W as for gemv |
-| `qzeros` | float16 | [8·W, n], −scale·zero rounded |
+| `scales` | float16 or bfloat16 | [8·W, n], W as for gemv |
+| `qzeros`, or `scaled_zeros` | that of the scales | [8·W, n], −scale·zero rounded |
 
 Word (i, c), nibble t: with p = 4(c mod 64) + t and j = p mod 64, row 4i + p/64, column 64(c/64) +
 32(j/32) + 8(j mod 4) + 2((j mod 32)/8) + (j mod 8)/4, divisions rounding down. The integer zero
 point is round(−qzeros/scale); a stored number that is not −scale·zero, rounded, of any integer is
-kept beside it. Source: AutoAWQ 0.2, by the files it writes.
+kept beside it. AutoAWQ calls the last tensor `qzeros`; llm-awq, whose second version the order
+is, `scaled_zeros`. Source: AutoAWQ 0.2 and llm-awq, by the files they write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from ...errors import LayoutError
 from ...formats import format_named
 from ...numerics import bits as stream
+from ...numerics.exact import bfloat16
 from ...spec import Format
 from ...tensor.qtensor import QTensor
 from ..base import Array, Config, Described, HasHeader, Layout, Tensors, cannot_hold, label, require
@@ -31,7 +33,9 @@ from ..common.words import as_bytes, as_words, recall, remember
 from .gemm import AWQConfig, awq_bits, awq_config, awq_group, check_config
 from .gemv import zeros_width
 
-F16, I16 = np.dtype(np.float16), np.dtype(np.int16)
+FLOATS, I16 = (np.dtype(np.float16), bfloat16), np.dtype(np.int16)
+ZEROS, LLM_AWQ_ZEROS = "qzeros", "scaled_zeros"
+"""The name of −scale·zero in AutoAWQ's files and in llm-awq's."""
 
 _J = np.arange(64)
 COLUMN = 32 * (_J // 32) + 8 * (_J % 4) + 2 * ((_J % 32) // 8) + (_J % 8) // 4
@@ -39,13 +43,20 @@ COLUMN = 32 * (_J // 32) + 8 * (_J % 4) + 2 * ((_J % 32) // 8) + (_J % 8) // 4
 
 
 class AWQGemvFast(Layout):
-    """AutoAWQ's gemv_fast checkpoints."""
+    """AutoAWQ's gemv_fast checkpoints, and llm-awq's of its second version."""
 
     name = "awq-gemv_fast"
     producers = ("autoawq",)
     config_reader = AWQConfig
-    required = ("qweight", "qzeros", "scales")
-    parts: ClassVar[dict[str, str]] = {"qweight": "codes", "qzeros": "zeros"}
+    required = ("qweight", ZEROS, "scales")
+    optional = (LLM_AWQ_ZEROS,)
+    parts: ClassVar[dict[str, str]] = {"qweight": "codes", ZEROS: "zeros", LLM_AWQ_ZEROS: "zeros"}
+
+    def claims(self, suffixes: Collection[str]) -> tuple[str, ...]:
+        return tuple(s for s in ("qweight", zeros_name(suffixes), "scales") if s in suffixes)
+
+    def matches(self, suffixes: Collection[str]) -> bool:
+        return len(self.claims(suffixes)) == 3
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         awq_bits(self.name, config, name)
@@ -53,10 +64,11 @@ class AWQGemvFast(Layout):
         n = 4 * quads
         if k % 64:
             raise LayoutError(f"[awq-gemv_fast] {label(name, 'qweight')} has {k} columns; words cover whole 64s of inputs")
-        rows, _ = require(self.name, tensors, "scales", name, (F16,), (None, n), f"for the {n} rows of {label(name, 'qweight')}")
-        require(self.name, tensors, "qzeros", name, (F16,), (rows, n), f"as {label(name, 'scales')}")
+        rows, _ = require(self.name, tensors, "scales", name, FLOATS, (None, n), f"for the {n} rows of {label(name, 'qweight')}")
+        dtype = tensors["scales"].dtype
+        require(self.name, tensors, zeros_name(tensors), name, (dtype,), (rows, n), f"as {label(name, 'scales')}")
         size = awq_group(self.name, config, name, k, None)
-        fmt = format_named("uint4", size)
+        fmt = format_named("uint4", size, scale_dtype=dtype.name)
         if rows < fmt.groups(k):
             raise LayoutError(
                 f"[awq-gemv_fast] {label(name, 'scales')} has {rows} rows; {k} inputs are {fmt.groups(k)} groups of {size}"
@@ -65,16 +77,18 @@ class AWQGemvFast(Layout):
 
     def unpack(self, tensors: Tensors, config: Config, name: str = "") -> QTensor:
         fmt, (n, k) = self.describe(tensors, config, name)
-        groups, rows = fmt.groups(k), tensors["scales"].shape[0]
+        groups, rows, own = fmt.groups(k), tensors["scales"].shape[0], zeros_name(tensors)
         details: dict[str, Any] = {"layout": self.name}
         if rows != 8 * zeros_width(k, fmt.group_size):
             details["rows"] = rows
+        if own != ZEROS:
+            details["zeros"] = own
         scales = np.ascontiguousarray(tensors["scales"][:groups].T)
-        offsets = np.ascontiguousarray(tensors["qzeros"][:groups].T)
-        zeros = integer_zeros(scales, offsets, label(name, "qzeros"))
+        offsets = np.ascontiguousarray(tensors[own][:groups].T)
+        zeros = integer_zeros(scales, offsets, label(name, own))
         if not np.array_equal(_offsets(scales, zeros).view(np.uint16), offsets.view(np.uint16)):
             remember(details, "offsets", offsets)
-        for suffix in ("scales", "qzeros"):
+        for suffix in ("scales", own):
             beyond = as_bytes(tensors[suffix][groups:])
             remember(details, f"filling.{suffix}", beyond if beyond.any() else None)
         fields = stream.unpack(as_bytes(tensors["qweight"]), 4, 4 * k).reshape(n // 4, k // 64, 4, 64)
@@ -83,7 +97,7 @@ class AWQGemvFast(Layout):
         return QTensor(fmt, (n, k), parts, origin="autoawq", details=details, name=name)
 
     def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
-        why = integer_misfit(fmt, shape, (4,), ("float16",))
+        why = integer_misfit(fmt, shape, (4,), tuple(d.name for d in FLOATS))
         if not why and (shape[1] % 64 or shape[0] % 4):
             why = "words cover 4 outputs by 64 inputs; write awq-gemm, gptq or compressed-tensors"
         return why
@@ -94,11 +108,12 @@ class AWQGemvFast(Layout):
         check_config(self.name, q, config)
         n, k = q.shape
         scales, zeros, own = q.parts["scales"], stored_zeros(q), self.own_details(q)
+        word = own.get("zeros", ZEROS)
         offsets = _offsets(scales, zeros)
-        kept = recall(own, "offsets", offsets.shape, F16)
+        kept = recall(own, "offsets", offsets.shape, scales.dtype)
         if kept is not None:
-            offsets = np.where(integer_zeros(scales, kept, "qzeros") == zeros, kept, offsets)
-        back = integer_zeros(scales, offsets, "qzeros")
+            offsets = np.where(integer_zeros(scales, kept, word) == zeros, kept, offsets)
+        back = integer_zeros(scales, offsets, word)
         if not np.array_equal(back, zeros):
             at = tuple(int(i) for i in np.argwhere(back != zeros)[0])
             raise cannot_hold(
@@ -109,10 +124,10 @@ class AWQGemvFast(Layout):
         groups = scales.shape[1]
         rows = own.get("rows", 8 * zeros_width(k, q.format.group_size))
         out: dict[str, Array] = {}
-        for suffix, values in (("scales", scales), ("qzeros", offsets)):
-            out[suffix] = np.zeros((rows, n), F16)
+        for suffix, values in (("scales", scales), (word, offsets)):
+            out[suffix] = np.zeros((rows, n), scales.dtype)
             out[suffix][:groups] = values.T
-            beyond = recall(own, f"filling.{suffix}", (rows - groups, n), F16)
+            beyond = recall(own, f"filling.{suffix}", (rows - groups, n), scales.dtype)
             if beyond is not None:
                 out[suffix][groups:] = beyond
         codes = stream.unpack(q.parts["codes"], 4, k).reshape(n // 4, 4, k // 64, 64)
@@ -124,13 +139,18 @@ class AWQGemvFast(Layout):
         return awq_config(q, self.name)
 
 
-def _offsets(scales: NDArray[np.float16], zeros: NDArray[np.int16]) -> NDArray[np.float16]:
-    """−(scale · zero) in float16, as the producer computes it."""
+def zeros_name(suffixes: Collection[str]) -> str:
+    """What −scale·zero is called beside these suffixes."""
+    return LLM_AWQ_ZEROS if LLM_AWQ_ZEROS in suffixes and ZEROS not in suffixes else ZEROS
+
+
+def _offsets(scales: NDArray[Any], zeros: NDArray[np.int16]) -> NDArray[Any]:
+    """−(scale · zero) in the scales' dtype, as the producers compute it."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return -(scales * zeros.astype(np.float16))
+        return -(scales * zeros.astype(scales.dtype))
 
 
-def integer_zeros(scales: NDArray[np.float16], offsets: NDArray[np.float16], where: str) -> NDArray[np.int16]:
+def integer_zeros(scales: NDArray[Any], offsets: NDArray[Any], where: str) -> NDArray[np.int16]:
     """round(−offset / scale), 0 under a scale of 0. Raises LayoutError where that is no 16-bit
     integer.
     """

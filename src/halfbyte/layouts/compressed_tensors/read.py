@@ -277,7 +277,7 @@ class CompressedTensors(Layout):
             require(self.name, tensors, "weight_scale", name, (), (*lead, n, fmt.groups(k)), f"for {k} inputs")
         elif dtype == I8:
             bits = integer_of(self.name, args, "num_bits", name) or 8
-            fmt = self._scoped(f"{'u' if 'weight_zero_point' in tensors else ''}int{bits}", tensors, args, (*lead, n, k), name)
+            fmt = self._scoped(self._integers(bits, tensors, args, name), tensors, args, (*lead, n, k), name)
         else:
             fmt = self._scoped("fp8_e4m3" if dtype == E4M3 else "fp8_e5m2", tensors, args, (*lead, n, k), name)
         return Described(fmt, (*lead, n, k))
@@ -306,7 +306,7 @@ class CompressedTensors(Layout):
                 f"[{self.name}] {label(name, 'weight_packed')} has {width} words a row; {k} codes of {bits} bits take {dense} "
                 f"({padded} before version 0.19)"
             )
-        fmt = self._scoped(f"{'u' if 'weight_zero_point' in tensors else ''}int{bits}", tensors, args, (*lead, n, k), name)
+        fmt = self._scoped(self._integers(bits, tensors, args, name), tensors, args, (*lead, n, k), name)
         return Described(fmt, (*lead, n, k))
 
     def _describe_bytes(self, tensors: Mapping[str, HasHeader], args: Config, name: str) -> Described:
@@ -342,6 +342,18 @@ class CompressedTensors(Layout):
         if len(shape) not in (2, 3):
             raise LayoutError(f"[{self.name}] {label(name, suffix)} has shape {list(shape)}; a weight has 2 or 3 axes")
         return shape
+
+    def _integers(self, bits: int, tensors: Mapping[str, HasHeader], args: Config, name: str) -> str:
+        """The codec word of integer codes. LayoutError where the config says that they have zero
+        points and there are none: without them other values would be read.
+        """
+        zeros = "weight_zero_point" in tensors
+        if not zeros and args.get("symmetric") is False:
+            raise LayoutError(
+                f"[{self.name}] {label(name, 'weight_zero_point')} is missing; the config says symmetric: false, whose codes "
+                "have zero points"
+            )
+        return f"{'u' if zeros else ''}int{bits}"
 
     def _scoped(self, word: str, tensors: Mapping[str, HasHeader], args: Config, shape: tuple[int, ...], name: str) -> Format:
         """The format of float scales: a tensor, channels, groups or blocks, from the shape of the
