@@ -52,14 +52,15 @@ class AWQGemvFast(Layout):
     optional = (LLM_AWQ_ZEROS,)
     parts: ClassVar[dict[str, str]] = {"qweight": "codes", ZEROS: "zeros", LLM_AWQ_ZEROS: "zeros"}
 
-    def claims(self, suffixes: Collection[str]) -> tuple[str, ...]:
-        return tuple(s for s in ("qweight", zeros_name(suffixes), "scales") if s in suffixes)
-
     def matches(self, suffixes: Collection[str]) -> bool:
-        return len(self.claims(suffixes)) == 3
+        return all(s in suffixes for s in ("qweight", zeros_name(suffixes), "scales"))
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         awq_bits(self.name, config, name)
+        if ZEROS in tensors and LLM_AWQ_ZEROS in tensors:
+            raise LayoutError(
+                f"[awq-gemv_fast] {label(name, ZEROS)} and {label(name, LLM_AWQ_ZEROS)} are there; a weight has one"
+            )
         quads, k = require(self.name, tensors, "qweight", name, (I16,), (None, None))
         n = 4 * quads
         if k % 64:
@@ -147,7 +148,8 @@ def zeros_name(suffixes: Collection[str]) -> str:
 def _offsets(scales: NDArray[Any], zeros: NDArray[np.int16]) -> NDArray[Any]:
     """−(scale · zero) in the scales' dtype, as the producers compute it."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return -(scales * zeros.astype(scales.dtype))
+        offsets: NDArray[Any] = -(scales * zeros.astype(scales.dtype))
+    return offsets
 
 
 def integer_zeros(scales: NDArray[Any], offsets: NDArray[Any], where: str) -> NDArray[np.int16]:
