@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import halfbyte
 from halfbyte import QTensor, quantize
 from halfbyte.checkpoints import SafetensorsWriter, save
 from halfbyte.checkpoints import open as open_checkpoint
@@ -436,3 +437,29 @@ def test_single_experts_of_gpt_oss_become_the_stacks_that_transformers_reads(are
     dequantize_checkpoint(open_checkpoint(given), tmp_path / "dense", dtype="float32")
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "dense", dtype=torch.float32).eval()
     assert torch.equal(logits(read, ids()), logits(model, ids()))
+
+
+def test_dense_experts_of_gpt_oss_have_mlx_s_names_and_come_back(tmp_path):
+    """MLX holds gate and up apart and rows first; the other layers are packed."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from support.tiny_models import agree, dense_model, ids, logits
+
+    model = dense_model("gpt_oss", num_hidden_layers=1, layer_types=["full_attention"])
+    model.save_pretrained(tmp_path / "in")
+    assert main(["quantize", str(tmp_path / "in"), str(tmp_path / "mlx"), "--to", "mlx:affine8:g32"]) == 0
+    path = "model.layers.0.mlp.experts"
+    experts = {leaf: p.detach().numpy() for leaf, p in model.get_submodule(path).named_parameters()}
+    with open_checkpoint(tmp_path / "mlx") as written:
+        keys = {key.removeprefix(f"{path}.") for key in written.keys() if key.startswith(path)}  # noqa: SIM118
+        assert keys == {f"{n}.{kind}" for n in ("gate_proj", "up_proj", "down_proj") for kind in ("weight", "bias")}
+        for first, half in enumerate(("gate_proj", "up_proj")):
+            rows = experts["gate_up_proj"].swapaxes(1, 2)[:, first::2]
+            assert np.array_equal(written[f"{path}.{half}.weight"], rows)
+            assert np.array_equal(written[f"{path}.{half}.bias"], experts["gate_up_proj_bias"][:, first::2])
+        assert np.array_equal(written[f"{path}.down_proj.weight"], experts["down_proj"].swapaxes(1, 2))
+    assert main(["dequantize", str(tmp_path / "mlx"), str(tmp_path / "dense"), "--dtype", "float32"]) == 0
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "dense", dtype=torch.float32).eval()
+    for leaf, p in back.get_submodule(path).named_parameters():
+        assert np.array_equal(p.detach().numpy(), experts[leaf]), leaf
+    packed, _ = halfbyte.load_model(tmp_path / "mlx")
+    assert agree(logits(packed, ids()), logits(back, ids()))

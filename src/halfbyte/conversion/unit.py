@@ -191,7 +191,7 @@ def _worse(a: ErrorStats, b: ErrorStats) -> ErrorStats:
 def _copied(array: NDArray[Any], info: TensorInfo, goal: Goal, checkpoint: Checkpoint) -> Unit:
     arrays = {info.key: array}
     if goal.layout == "mlx" and is_gpt_oss(checkpoint):
-        arrays = dict(_gate_and_up_bias(info.key, array))
+        arrays = dict(_as_mlx_has_it(info.key, array))
     record = Record(info.key, COPIED, "", info.dtype, info.dtype, info.nbytes, array.nbytes)
     return Unit(arrays, record, (), tuple(DenseTensor(n, a.shape) for n, a in arrays.items()))
 
@@ -217,16 +217,23 @@ def every_other_row(q: QTensor, first: int) -> QTensor:
     return QTensor(q.format, (*q.shape[:-2], len(range(first, q.shape[-2], 2)), q.shape[-1]), parts, origin=q.origin)
 
 
-def _gate_and_up_bias(key: str, bias: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Biases of gpt-oss's experts under MLX's names."""
-    if key.endswith(".gate_up_proj_bias"):
-        path = key.removesuffix("gate_up_proj_bias")
-        yield f"{path}gate_proj.bias", np.ascontiguousarray(bias[..., ::2])
-        yield f"{path}up_proj.bias", np.ascontiguousarray(bias[..., 1::2])
-    elif key.endswith(".experts.down_proj_bias"):
-        yield f"{key.removesuffix('_bias')}.bias", bias
+def _as_mlx_has_it(key: str, array: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """A dense tensor of gpt-oss under MLX's names: gate and up of the experts apart, and their
+    matrices (experts, k, rows) with rows first.
+    """
+    path, _, last = key.rpartition(".")
+    if not path.endswith(".experts") or array.ndim not in (2, 3):
+        yield key, array
+        return
+    name, kind = (last.removesuffix("_bias"), "bias") if last.endswith("_bias") else (last, "weight")
+    rows = array if kind == "bias" else array.swapaxes(1, 2)
+    if name == "gate_up_proj":
+        for first, half in enumerate(("gate_proj", "up_proj")):
+            yield f"{path}.{half}.{kind}", np.ascontiguousarray(rows[:, first::2])
+    elif name == "down_proj":
+        yield f"{path}.{name}.{kind}", np.ascontiguousarray(rows)
     else:
-        yield key, bias
+        yield key, array
 
 
 def blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
