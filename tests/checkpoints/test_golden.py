@@ -21,6 +21,7 @@ FORMAT = {
     "autogptq": "gptq",
     "gptqmodel": "gptq",
     "autoawq": "awq",
+    "llm-awq": "awq",
     "compressed-tensors-old": "compressed-tensors",
     "onnxruntime": "onnx",
     "transformers-mxfp4": "gpt-oss",
