@@ -160,6 +160,19 @@ COMMANDS = {
 """Name -> function and the name of its output."""
 
 
+def opens(path: Path) -> bool:
+    """Whether a file or folder is read as a complete checkpoint."""
+    import halfbyte
+    from halfbyte.errors import HalfbyteError
+
+    try:
+        with halfbyte.open(path) as checkpoint:
+            list(checkpoint.infos())
+    except HalfbyteError:
+        return False
+    return True
+
+
 def contents(path: Path) -> dict[str, bytes] | None:
     """The bytes of a file, or of all files of a folder; None when there is nothing."""
     if path.is_dir():
@@ -212,7 +225,6 @@ class _Forks:
 
 def _explore(task: dict[str, Any]) -> dict[str, Any]:
     import halfbyte
-    from halfbyte.errors import HalfbyteError
 
     forks = _Forks(task)
     base = forks.folder
@@ -258,12 +270,7 @@ def _explore(task: dict[str, Any]) -> dict[str, Any]:
             for path in here.iterdir():
                 if path == out:
                     continue
-                try:
-                    with halfbyte.open(path) as checkpoint:
-                        list(checkpoint.infos())
-                except HalfbyteError:
-                    continue
-                if contents(path) not in (new, was):
+                if opens(path) and contents(path) not in (new, was):
                     problems.append(f"{what}: {path.name} opens as complete")
             status, text = forks.go(out, 0)
             if status != 0:
