@@ -5,7 +5,7 @@ not depend on the instruction set, the threads, the compiler or the batch. Weigh
 prompts are bytes of SHAKE-256, which no library's random generator can change.
 
     product_hash("int8")       of one weight of every structure of format, for up to 33 tokens
-    logits_hash(model)         of a model's logits after 64 prompts, without torch
+    logits_hash(model, path)   of a model's logits after 64 prompts, without torch
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -109,14 +110,18 @@ def weight_of(fmt: Format, shape: tuple[int, int], label: str) -> QTensor:
     return QTensor(fmt, shape, parts)
 
 
-def logits_hash(model: NativeModel) -> str:
+def logits_hash(model: NativeModel, path: str | Path) -> str:
     """Of the last logits of `PROMPTS` prompts, by the core's operations from the first token on.
-    FormatError for a model whose table of tokens is not packed.
+    FormatError for a model whose head is not packed.
 
     model  of `generation.native_model.native_model(checkpoint, "int8")`
+    path   of the checkpoint, for the message
     """
-    if isinstance(model.head, DenseTable) or isinstance(model.embedding, DenseTable):
-        raise FormatError("[selftest] the table of tokens is not packed: NumPy multiplies it, whose bits differ between machines")
+    if isinstance(model.head, DenseTable):
+        raise FormatError(
+            f"[selftest] {path}: the head, lm_head or the table of tokens, is not packed: NumPy multiplies it, whose bits "
+            "differ between machines. Take a model that has it packed"
+        )
     model = replace(model, rotations=tuple(_ExactRotation(r.frequencies, r.factor) for r in model.rotations))
     vocabulary, width = model.embedding.shape
     tokens = _drawn("prompts", 4 * PROMPTS * PROMPT_TOKENS).view("<u4").astype(np.int64) % vocabulary

@@ -75,7 +75,7 @@ def _hashes(model: str | None, json: bool) -> int:
         from ..generation.native_model import native_model
 
         with open_checkpoint(model) as checkpoint:
-            found.append(("logits", "int8", logits_hash(native_model(checkpoint, "int8")), None))
+            found.append(("logits", "int8", logits_hash(native_model(checkpoint, "int8"), model), None))
     for of, activations, sha256, expected in found:
         verdict = "" if expected is None else "as documented" if sha256 == expected else f"WRONG, documented: {expected}"
         if json:

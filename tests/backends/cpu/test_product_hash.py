@@ -67,7 +67,7 @@ def test_logits_have_the_same_bits_on_every_instruction_set(tmp_path, monkeypatc
             for count in (1, 8):
                 use_instruction_set(name)
                 threads(count)
-                found.add(hashes.logits_hash(model))
+                found.add(hashes.logits_hash(model, "m"))
     finally:
         use_instruction_set(before)
     assert len(found) == 1
@@ -82,10 +82,15 @@ def test_logits_of_the_hash_are_those_of_the_model(tmp_path):
     assert np.allclose(model.logits(hidden)[0], model.session()(tokens), rtol=1e-5, atol=1e-5)
 
 
-def test_a_dense_table_of_tokens_is_refused(tmp_path):
-    model = replace(native_tiny(tmp_path), head=DenseTable(np.zeros((96, 64), np.float32)))
-    with pytest.raises(FormatError, match="the table of tokens is not packed"):
-        hashes.logits_hash(model)
+def test_a_dense_head_is_refused_and_dense_rows_of_tokens_are_the_same(tmp_path, monkeypatch):
+    """Only the head is multiplied; a token's row is taken as it is."""
+    monkeypatch.setattr(hashes, "PROMPTS", 2)
+    model = native_tiny(tmp_path)
+    with halfbyte.open(tmp_path) as checkpoint:
+        table = DenseTable(checkpoint["model.embed_tokens"].dequantize("float32"))
+    with pytest.raises(FormatError, match=r"\[selftest\] a/file: the head, .* is not packed"):
+        hashes.logits_hash(replace(model, head=table), "a/file")
+    assert hashes.logits_hash(replace(model, embedding=table), "m") == hashes.logits_hash(model, "m")
 
 
 def test_the_command_prints_the_hashes_and_fails_on_another(capsys, monkeypatch):
