@@ -463,3 +463,14 @@ def test_dense_experts_of_gpt_oss_have_mlx_s_names_and_come_back(tmp_path):
         assert np.array_equal(p.detach().numpy(), experts[leaf]), leaf
     packed, _ = halfbyte.load_model(tmp_path / "mlx")
     assert agree(logits(packed, ids()), logits(back, ids()))
+
+
+@pytest.mark.parametrize(("leaf", "shape"), [("down_proj", (64, 32)), ("gate_up_proj_bias", (2, 3, 64))])
+def test_a_tensor_of_another_rank_than_gpt_oss_has_stays_as_it_is(leaf, shape, tmp_path):
+    values = np.random.default_rng(0).standard_normal(shape, np.float32)
+    with SafetensorsWriter(tmp_path / "model.safetensors") as out:
+        out.add(f"model.layers.0.mlp.experts.{leaf}", values)
+        out.add("model.layers.0.self_attn.q_proj.weight", np.ones((32, 64), np.float32))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}', "utf-8")
+    assert main(["quantize", str(tmp_path), str(tmp_path / "mlx"), "--to", "mlx:affine8:g32"]) == 0
+    assert np.array_equal(load_file(tmp_path / "mlx" / "model.safetensors")[f"model.layers.0.mlp.experts.{leaf}"], values)

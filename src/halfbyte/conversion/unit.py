@@ -222,10 +222,10 @@ def _as_mlx_has_it(key: str, array: NDArray[Any]) -> Iterator[tuple[str, NDArray
     matrices (experts, k, rows) with rows first.
     """
     path, _, last = key.rpartition(".")
-    if not path.endswith(".experts") or array.ndim not in (2, 3):
+    name, kind = (last.removesuffix("_bias"), "bias") if last.endswith("_bias") else (last, "weight")
+    if not path.endswith(".experts") or array.ndim != {"bias": 2, "weight": 3}[kind]:
         yield key, array
         return
-    name, kind = (last.removesuffix("_bias"), "bias") if last.endswith("_bias") else (last, "weight")
     rows = array if kind == "bias" else array.swapaxes(1, 2)
     if name == "gate_up_proj":
         for first, half in enumerate(("gate_proj", "up_proj")):
