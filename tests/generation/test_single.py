@@ -311,7 +311,7 @@ def test_where_it_stops(gemma):
 def test_prompts_that_cannot_be_used(gemma):
     for prompt, options, message in (
         ([], {}, "the prompt has no tokens"), ("x", {"max_tokens": -1}, "max_tokens=-1; 0 or more is allowed"),
-        ([5] * 1001, {}, "the prompt has 1,001 tokens; the model takes up to 1000"),
+        ([5] * 1001, {}, "the prompt has 1,001 tokens; the model takes up to 1,000"),
     ):  # fmt: skip
         with pytest.raises(GenerationError, match=message):
             Generation(Scripted([]), gemma[1], prompt, **options)

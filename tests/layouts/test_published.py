@@ -465,7 +465,7 @@ def test_case_74_quarks_mxfp6_is_a_stream_of_6_bits(word: str, tmp_path: Path):
         ({"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e5m3"}, "fp4 whose scale_format is 'e5m3'"),
         ({"dtype": "uint4", "qscheme": "per_group", "symmetric": True}, "uint4 whose symmetric is True"),
         ({"dtype": "fp8_e4m3", "qscheme": "per_block"}, "fp8_e4m3 whose qscheme is 'per_block'"),
-        ([{"dtype": "fp8_e4m3"}, {"dtype": "int4"}], "weights again and again, to fp8_e4m3, then int4"),
+        ([{"dtype": "fp8_e4m3"}, {"dtype": "int4"}], "quantizes weights to fp8_e4m3, then int4"),
     ],
 )
 def test_case_74_what_quark_writes_besides_is_refused_by_name(weight, says: str, tmp_path: Path):

@@ -170,7 +170,7 @@ def token_sequences(tokenizer: Any, path: Path, context: int, count: int) -> lis
     start = list(tokenizer("")["input_ids"])[:1]
     size = context - len(start)
     if len(ids) < size:
-        raise CalibrationError(f"[quantize] {path} has {plural(len(ids), 'token')}; one sequence takes {size}")
+        raise CalibrationError(f"[quantize] {path} has {plural(len(ids), 'token')}; one sequence takes {size:,}")
     count = min(count, len(ids) // size)
     step = (len(ids) - size) // max(count - 1, 1)
     return [start + ids[i * step : i * step + size] for i in range(count)]

@@ -91,7 +91,7 @@ def scored_logits(model: Any, window: Window, hidden: bool = False) -> tuple[Ten
     """
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and len(window.tokens) > limit:
-        raise EvaluationError(f"[eval] a window of {plural(len(window.tokens), 'token')}; the model takes up to {limit}")
+        raise EvaluationError(f"[eval] a window of {plural(len(window.tokens), 'token')}; the model takes up to {limit:,}")
     device = model.get_input_embeddings().weight.device
     # The logits at a position predict the next token.
     positions = torch.arange(window.first - 1, len(window.tokens) - 1, device=device)

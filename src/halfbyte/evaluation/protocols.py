@@ -52,7 +52,7 @@ def llama_cpp(ids: Sequence[int], context: int = 512, bos: int | None = None, ch
     count = len(ids) // context
     if count < 1:
         raise EvaluationError(
-            f"[eval] the text has {plural(len(ids), 'token')}; llama.cpp's protocol wants {context} (context) or more"
+            f"[eval] the text has {plural(len(ids), 'token')}; llama.cpp's protocol wants {context:,} (context) or more"
         )
     windows = []
     for i in range(count if chunks is None else min(count, chunks)):

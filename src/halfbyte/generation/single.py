@@ -149,7 +149,7 @@ class Generation:
             raise GenerationError("[generate] the prompt has no tokens; give some text")
         if len(self.prompt_ids) > self.context:
             raise GenerationError(
-                f"[generate] the prompt has {plural(len(self.prompt_ids), 'token')}; the model takes up to {self.context}"
+                f"[generate] the prompt has {plural(len(self.prompt_ids), 'token')}; the model takes up to {self.context:,}"
             )
         self.stop_ids = end_tokens(model, tokenizer) if stop_ids is None else stop_ids
         self.stop = tuple(stop)

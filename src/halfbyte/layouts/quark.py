@@ -147,7 +147,7 @@ class QuarkConfig(ConfigReader):
         nvfp4 = words == ["fp4", "fp8_e4m3"] and known and levels[0].get("group_size") == 16 and levels[1].get("is_scale_quant")
         if not nvfp4 or (levels[0].get("qscheme"), levels[1].get("qscheme")) != ("per_group", "per_tensor"):
             raise UnsupportedError(
-                f"[config] {self.where}: Quark's {what} quantizes weights again and again, to {', then '.join(words)}, "
+                f"[config] {self.where}: Quark's {what} quantizes weights to {', then '.join(words)}, "
                 "which is recognised and not read; read: fp4 in groups of 16 whose scales are fp8_e4m3 (NVFP4)"
             )
         return {"dtype": "nvfp4", "qscheme": "per_group", "group_size": 16}
