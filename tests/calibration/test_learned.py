@@ -322,6 +322,21 @@ def test_scales_of_a_large_model_bring_its_predictions_nearer(tmp_path, monkeypa
     assert powers[0] == powers[1]
 
 
+def test_layers_decoded_together_are_trained_as_one_by_one(tmp_path, monkeypatch, divergences):
+    """Two formats, so that a block of layers has two stacks of weights."""
+    write_model(tmp_path / "in", "llama", num_hidden_layers=3)
+    text = write_text(tmp_path / "text.txt", 1200)
+    recipe = recipe_of("halfbyte:int4:g32", rules=["down_proj=mxfp4"])
+    found = []
+    for together in (0, 80_000, 1 << 26):  # one layer, two and one, all three
+        monkeypatch.setattr("halfbyte.calibration.distill.TOGETHER", together)
+        with open_checkpoint(tmp_path / "in") as checkpoint:
+            options = LearningOptions(steps=0, distill=4)
+            found.append(calibrate(checkpoint, recipe, text, "learned", context=32, sequences=16, learning=options).weights)
+    assert found[0] == found[1] == found[2]
+    assert len(set(divergences)) == len(divergences) / 3 > 1
+
+
 @pytest.mark.parametrize("codec", ["mxfp4", "uint2:g32"])
 def test_codes_of_a_model_in_memory_are_trained_end_to_end(tmp_path, divergences, codec):
     """Codes change and the divergence falls further than scales bring it; zero points and powers of
