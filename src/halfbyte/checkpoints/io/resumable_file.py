@@ -209,9 +209,7 @@ class ResumableFile(ABC):
             if self._resumable
             else ""
         )
-        return WriteError(
-            f"[{self.op}] {self.path}: cannot be written: {error.strerror or error}{doing}{kept if self._resumable else ''}"
-        )
+        return WriteError(f"[{self.op}] {self.path}: cannot be written: {error.strerror or error}{doing}{kept}")
 
     @property
     def _resumable(self) -> bool:
