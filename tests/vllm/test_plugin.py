@@ -185,7 +185,7 @@ def test_what_vllm_reads_is_left_to_it(tmp_path, producer, method):
         check(tmp_path / "in", dense)
 
 
-def test_registering_adds_one_name_and_changes_none():
+def test_registering_adds_one_name_to_each_list_and_changes_one_function():
     from vllm.engine import arg_utils
     from vllm.model_executor import model_loader
     from vllm.model_executor.layers import quantization
@@ -275,7 +275,7 @@ def test_two_ranks(tmp_path, monkeypatch, arch, producer):
     check(tmp_path / "in", dense, quantization="halfbyte", tensor_parallel_size=2)
 
 
-@pytest.mark.parametrize("shape", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("shape", ["llama", "qwen3", "gemma3_text", "qwen3_moe"])
 def test_a_gguf_that_was_converted(tmp_path, shape):
     """A folder of halfbyte's layout, the same values."""
     dense = write(tmp_path, shape, "gguf")

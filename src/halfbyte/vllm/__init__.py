@@ -6,9 +6,10 @@
     vllm serve model.gguf --config-format halfbyte --tokenizer-mode halfbyte
 
 `register` is the entry point of the group `vllm.general_plugins`. It adds a quantization method, a
-load format, a config format and a tokenizer mode, all named "halfbyte", and changes nothing that
-vLLM has: a checkpoint that this vLLM reads by itself on this device is left to it unless
-`--quantization halfbyte` is given.
+load format, a config format and a tokenizer mode, all named "halfbyte". Of what vLLM has it changes
+one function: the one that looks for a speculative model passes over GGUF files (`gguf`). A
+checkpoint that this vLLM reads by itself on this device is left to it unless `--quantization
+halfbyte` is given.
 """
 
 from __future__ import annotations
