@@ -92,8 +92,8 @@ refused, an error; not run, a package that the engine wants for the kind is not 
 or no time was left. Of a file that halfbyte itself does not open there is no prediction; an engine
 that computes something with it counts as wrong.
 
-No prediction may say fine of what is refused or wrong; the last table lists where one differs.
-vLLM ran without the plug-in.
+No prediction may say fine of what is refused or wrong; "Where they differ" lists those that are not
+what was observed. vLLM ran without the plug-in.
 """
 PRODUCED_HEAD = """
 ## {title}

@@ -2,8 +2,9 @@
 
     python -m support.output_bytes [--threads N ...]
 
-A small llama is quantized to every codec of every layout that is written, by rtn and by mse;
-packed ones are converted to every layout, and one is dequantized. An output's digest is the SHA-256
+A small llama is quantized to every codec of every layout that is written (of a layout that holds
+any codec: to `SOURCES`), by rtn and by mse; packed ones, one of each of `SOURCES`, are converted to
+every layout and dequantized. An output's digest is the SHA-256
 of the names and bytes of its files; the last line is that of all of them. A codec that a layout
 refuses for this model counts by that word.
 """
