@@ -4,6 +4,7 @@ points, and refusals.
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -328,6 +329,26 @@ def test_gemv_fast_keeps_rows_beyond_its_own_number() -> None:
     q = FAST.unpack(more, config)
     assert q.details["rows"] == usual + 8
     assert same_tensors(FAST.pack(q, config), more)
+
+
+@pytest.mark.parametrize("suffix", ["qzeros", "scaled_zeros"])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
+def test_gemv_fast_reads_offsets_of_whole_scales_alone(dtype, suffix: str) -> None:
+    """An offset between two zero points was rounded to one of them: other values without a word."""
+    rng = np.random.default_rng(6)
+    tensors = {s: t if s == "qweight" else t.astype(dtype) for s, t in foreign("awq-gemv_fast", rng, 8, 64, 32).items()}
+    zeros = rng.integers(1, 16, tensors["scales"].shape)
+    exact = -(tensors["scales"] * zeros.astype(dtype))
+    tensors[suffix] = exact
+    if suffix != "qzeros":
+        del tensors["qzeros"]
+    config = {"bits": 4, "group_size": 32}
+    assert np.array_equal(FAST.unpack(tensors, config, "m").parts["zeros"], zeros[:2].T)
+    for share in (0.1, 0.25, 0.5, 0.75, 0.9):
+        beside = exact.copy()
+        beside[1, 3] = -tensors["scales"][1, 3] * dtype(1 + share)
+        with pytest.raises(LayoutError, match=rf"m\.{suffix}: .* of output 3, group 1 is no zero point; wanted a whole number"):
+            FAST.unpack({**tensors, suffix: beside}, config, "m")
 
 
 def test_gemv_fast_names_the_zero_point_that_does_not_come_back() -> None:

@@ -8,9 +8,10 @@
 
 Word (i, c), nibble t: with p = 4(c mod 64) + t and j = p mod 64, row 4i + p/64, column 64(c/64) +
 32(j/32) + 8(j mod 4) + 2((j mod 32)/8) + (j mod 8)/4, divisions rounding down. The integer zero
-point is round(−qzeros/scale); a stored number that is not −scale·zero, rounded, of any integer is
-kept beside it. AutoAWQ calls the last tensor `qzeros`; llm-awq, whose second version the order
-is, `scaled_zeros`. Source: AutoAWQ 0.2 and llm-awq, by the files they write.
+point is round(−qzeros/scale); a stored number that is an epsilon or two beside −scale·zero is kept,
+and one that is farther from every integer is an error. AutoAWQ calls the last tensor `qzeros`;
+llm-awq, whose second version the order is, `scaled_zeros`. Source: AutoAWQ 0.2 and llm-awq, by the
+files they write.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from ml_dtypes import finfo
 from numpy.typing import NDArray
 
 from ...errors import LayoutError
@@ -154,16 +156,19 @@ def _offsets(scales: NDArray[Any], zeros: NDArray[np.int16]) -> NDArray[Any]:
 
 def integer_zeros(scales: NDArray[Any], offsets: NDArray[Any], where: str) -> NDArray[np.int16]:
     """round(−offset / scale), 0 under a scale of 0. Raises LayoutError where that is no 16-bit
-    integer.
+    integer, or the offset is another number than the integer times the scale: both are rounded to
+    their dtype, so they differ by up to 2 of its epsilons.
     """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        z = np.rint(-offsets.astype(np.float32) / scales.astype(np.float32))
-    z = np.where((scales == 0) & (offsets == 0), np.float32(0), z)
-    bad = ~(np.abs(z) <= 32767)
+        offset, scale = offsets.astype(np.float64), scales.astype(np.float64)
+        z = np.where((scale == 0) & (offset == 0), 0.0, np.rint(-offset / scale))
+        limits = finfo(scales.dtype)  # type: ignore[no-untyped-call]
+        room = 2 * (float(limits.eps) * np.abs(offset) + float(limits.smallest_subnormal))
+        bad = ~((np.abs(z) <= 32767) & (np.abs(offset + z * scale) <= room))
     if bad.any():
         row, group = (int(i) for i in np.argwhere(bad)[0])
         raise LayoutError(
             f"[awq-gemv_fast] {where}: {offsets[row, group]} over the scale {scales[row, group]} of output {row}, group {group} "
-            "is no zero point; wanted at most 32,767 times the scale"
+            "is no zero point; wanted a whole number of scales, 32,767 at most"
         )
     return z.astype(np.int16)
