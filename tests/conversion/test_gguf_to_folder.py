@@ -20,10 +20,10 @@ from transformers.models.auto.modeling_auto import (
 import halfbyte
 import torch
 from halfbyte.cli import main
-from halfbyte.errors import CheckpointError
+from halfbyte.errors import CheckpointError, UnsupportedError
 from halfbyte.gguf_models.architectures import ARCHITECTURES, MIXTRAL
 from halfbyte.gguf_models.names import class_name, unsupported
-from halfbyte.gguf_models.view import no_model
+from halfbyte.gguf_models.view import ModelView, no_model
 from support.gguf_families import FAMILIES, architecture, family_model, write_family
 from support.gguf_models import MODELS, dense_model, write
 from support.gguf_writer import GGUF, Tensor, f32
@@ -57,7 +57,10 @@ RENAMED = [name for name in FAMILIES if not unsupported(architecture(name))]
 def test_a_model_that_renaming_does_not_make_is_refused(tmp_path, name):
     _, gguf = written(tmp_path, name)
     with halfbyte.open(gguf) as source:
-        assert "and this change is made only by load_model" in no_model(source)
+        assert "and this change is made only by load_model" in (why := no_model(source))
+        with pytest.raises(UnsupportedError) as told:
+            ModelView(source)
+    assert str(told.value) == f"[gguf] {gguf}: {why}"
 
 
 @pytest.mark.parametrize("name", [*MODELS, *RENAMED])

@@ -80,7 +80,7 @@ def llama3_rope(checkpoint: GGUFCheckpoint, settings: Mapping[str, Any]) -> dict
     }
     if given.shape != (head_dim // 2,) or factor <= 1 or not np.allclose(divisors(rope, head_dim), given, rtol=1e-4, atol=0):
         raise UnsupportedError(
-            f"[convert] {checkpoint.path}: '{ROTATION_FACTORS}' stretches the rotation in a way that no configuration of "
+            f"[gguf] {checkpoint.path}: '{ROTATION_FACTORS}' stretches the rotation in a way that no configuration of "
             "transformers describes"
         )
     return rope

@@ -71,7 +71,7 @@ class ModelView(View):
         self.architecture = architecture_of(source)
         if feature := unsupported(self.architecture):
             raise UnsupportedError(
-                f"[convert] {source.path}: {self.architecture.model_type} stores some parameters in another form than its GGUF "
+                f"[gguf] {source.path}: {self.architecture.model_type} stores some parameters in another form than its GGUF "
                 f"({feature}), and this change is made only by load_model"
             )
         settings = settings_of(source)
@@ -84,7 +84,7 @@ class ModelView(View):
         unknown = [key for key in source.keys() if not self._add(key, switch, stacks)]  # noqa: SIM118 a checkpoint's keys are in file order
         if unknown:
             raise UnsupportedError(
-                f"[convert] {source.path}: {', '.join(unknown[:4])} have no counterpart in transformers' "
+                f"[gguf] {source.path}: {', '.join(unknown[:4])} have no counterpart in transformers' "
                 f"{self.architecture.model_type}"
             )
         if joined and self.architecture.model_type in INTERLEAVED:
@@ -229,7 +229,7 @@ class ModelView(View):
         gate, up = (self.source[k] for k in keys)
         if isinstance(gate, QTensor) and isinstance(up, QTensor):
             if why := incompatibility([gate, up]):
-                raise UnsupportedError(f"[convert] {keys[0]} and {keys[1]} cannot be the stack {key}: {why}")
+                raise UnsupportedError(f"[gguf] {self.source.path}: {keys[0]} and {keys[1]} cannot be the stack {key}: {why}")
             n = gate.shape[-2]
             return take_rows(concat_rows([gate, up]), np.arange(2 * n).reshape(2, n).T.reshape(-1))
         return np.stack([np.asarray(gate), np.asarray(up)], axis=-1).reshape(*gate.shape[:-1], -1)
