@@ -212,6 +212,7 @@ def test_codes_move_up_to_the_last_and_no_further():
         q = integers(np.minimum(all_codes(8, 32), most), np.ones((8, 1), np.float16), np.full((8, 1), -1))
         if most < 15:
             moved = convert_weight(q, goal_named("awq:uint4:g32"))
+            assert moved.kind == "exact-if"
             assert same(q, reread(moved, goal_named("awq")))
             assert unpack(moved.weight.parts["codes"], 4, 32).max() == most + 1
         else:
