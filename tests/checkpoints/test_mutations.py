@@ -12,12 +12,16 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
 
 import halfbyte as hb
+from halfbyte.checkpoints import SafetensorsWriter
+from halfbyte.checkpoints.safetensors.file import SafetensorsFile
+from halfbyte.cli import main
 from halfbyte.conversion import convert
 from halfbyte.layouts import LAYOUTS, config_readers
 from halfbyte.numerics.bits import unpack
@@ -105,6 +109,30 @@ def test_each_tensor_of_a_weight_dropped_retyped_or_reshaped_is_found_by_inspect
         write(folder, mutation, tmp_path / "damaged")
         faults += outcome(tmp_path / "damaged", folder, tmp_path / "work", False, ("inspect",)).faults(mutation)
     assert faults == []
+
+
+BESIDE = {
+    "lora_A.weight": ((8, 64), np.float32), "smooth": ((64,), np.float32), "rotation": ((64, 64), np.float16),
+    "weight_offset": ((64, 1), ml_dtypes.bfloat16), "outliers": ((64, 4), ml_dtypes.float8_e4m3fn),
+    "codes2": ((64, 32), np.uint8),
+}  # fmt: skip
+"""Tensors that would change a weight, if anything read them."""
+
+
+@pytest.mark.parametrize(("arch", "producer"), damage_cases.ROWS)
+def test_a_tensor_beside_a_weight_that_no_layout_knows_is_found_by_inspect(arch, producer, tmp_path, capsys):
+    folder = damage_cases.checkpoint(tmp_path, arch, producer)
+    with hb.open(folder) as checkpoint:
+        key = max(checkpoint.packed_keys())
+    file = SafetensorsFile(folder / "model.safetensors")
+    tensors = {name: np.array(file.array(name)) for name in file.entries}
+    file.close()
+    for suffix, (shape, dtype) in BESIDE.items():
+        with SafetensorsWriter(folder / "model.safetensors", file.metadata) as out:
+            for name, array in {**tensors, f"{key}.{suffix}": np.ones(shape, np.float32).astype(dtype)}.items():
+                out.add(name, array)
+        assert main(["inspect", str(folder), "--json"]) == 1
+        assert f"{key}.{suffix}" in "".join(capsys.readouterr())
 
 
 @pytest.mark.slow
