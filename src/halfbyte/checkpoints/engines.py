@@ -70,6 +70,11 @@ LEFT_RANDOM = {("transformers", "halfbyte"), ("transformers", "onnx")}
 """Engine and a kind that it loads without the packed weights, whose layers stay random."""
 
 
+NOTHING_KNOWN = "no known restriction concerns it"
+ROUNDED_CHOICE = "; where two experts' scores are nearly equal, rounded activations may choose the other one"
+"""What a prediction of a mixture adds, whatever the engine: few compute in float32."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """What conditions see: the checkpoint, its quantization config, and one weight (None for the
@@ -323,6 +328,25 @@ MLX_WIDTH_HEADS = frozenset({
 """Model types of which mlx-lm does not read `head_dim`: a head is hidden_size over the heads."""
 MLX_NO_WINDOW = frozenset({"gemma2", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"})
 """Model types of which mlx-lm does not read `sliding_window`; mistral's only as `layer_types`."""
+MLX_PATTERN = {"gemma3_text": 6, "gemma3": 6, "cohere2": 4}
+"""Model types of which mlx-lm reads no `layer_types`: every so many layers one sees all tokens, as
+`sliding_window_pattern` says or this default.
+"""
+MLX_LOCAL_THETA = {"gemma3_text": 1e4, "gemma3": 1e4}
+"""mlx-lm's default for a `rope_local_base_freq` that config.json lacks, of layers with a window."""
+_FULL, _WINDOW = "full_attention", "sliding_attention"
+MLX_LAYERS = {
+    "gpt_oss": (_FULL, _WINDOW), "olmo3": (_FULL, _WINDOW), "gemma3n": (_FULL, _WINDOW), "llama": (_FULL,), "mistral": (_FULL,),
+    "ministral3": (_FULL,), "afmoe": (_FULL,), "laguna": (_FULL,),
+}  # fmt: skip
+"""Model types -> kinds of layer of which mlx-lm looks for the first, in `layer_types`."""
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Keys of config.json with a mixture's number of experts."""
+MLX_STACKS = frozenset({
+    "gemma4", "gemma4_text", "gemma4_unified", "llama4", "llama4_text", "minimax_m3_vl", "mistral4", "muse_spark", "qwen3_5_moe",
+    "qwen3_vl_moe",
+})  # fmt: skip
+"""Model types of which mlx-lm splits dense stacks of experts (`experts.gate_up_proj`)."""
 LLAMA_CPP_WIDTH = frozenset({
     "baichuan", "bailingmoe2", "bert", "bloom", "cohere2", "command-r", "eurobert", "falcon", "gpt2", "gptneox", "internlm2",
     "jamba", "lfm2", "lfm2moe", "mpt", "nemotron", "olmo", "olmo2", "olmoe", "orion", "phi2", "phi3", "phimoe", "qwen2",
@@ -408,6 +432,87 @@ def _no_window(f: Facts) -> bool:
     sizes = _sizes(config, "sliding_window", "max_position_embeddings")
     full = config.get("model_type") == "mistral" and config.get("layer_types") is not None
     return config.get("model_type") in MLX_NO_WINDOW and not full and sizes is not None and sizes[0] < sizes[1]
+
+
+def _text_config(f: Facts) -> Mapping[str, Any]:
+    """The configuration of the language model, which one of images has below text_config."""
+    text = f.checkpoint.config.get("text_config")
+    return text if isinstance(text, dict) else f.checkpoint.config
+
+
+def _pattern(f: Facts) -> int:
+    """Layers after which mlx-lm's pattern of windows begins anew, 0 where it has none."""
+    default = MLX_PATTERN.get(str(f.checkpoint.config.get("model_type")), 0)
+    stated = _text_config(f).get("sliding_window_pattern")
+    return stated if default and isinstance(stated, int) else default
+
+
+def _short_pattern(f: Facts) -> bool:
+    """Fewer layers than the pattern has: mlx-lm looks at the cache of its last."""
+    layers = _text_config(f).get("num_hidden_layers")
+    return isinstance(layers, int) and layers < _pattern(f)
+
+
+def _other_pattern(f: Facts) -> bool:
+    """`layer_types` that do not follow mlx-lm's pattern."""
+    kinds, every = _text_config(f).get("layer_types"), _pattern(f)
+    return isinstance(kinds, list) and every > 0 and any((k == _FULL) != (i % every == 0) for i, k in enumerate(kinds, 1))
+
+
+def _no_local_theta(f: Facts) -> bool:
+    config, rope = _text_config(f), _text_config(f).get("rope_parameters")
+    default = MLX_LOCAL_THETA.get(str(f.checkpoint.config.get("model_type")))
+    window = rope.get(_WINDOW) if isinstance(rope, dict) else None
+    if default is None or "rope_local_base_freq" in config:
+        return False
+    return _value(window or {}, "rope_theta") not in (None, default)
+
+
+def _no_such_layer(f: Facts) -> bool:
+    kinds = _text_config(f).get("layer_types")
+    wanted = MLX_LAYERS.get(str(f.checkpoint.config.get("model_type")), ())
+    return isinstance(kinds, list) and not set(wanted) <= set(kinds)
+
+
+def _rotation(f: Facts) -> Mapping[str, Any]:
+    """How the rotation is stretched, of all layers or those that see all tokens; rope_scaling goes
+    first.
+    """
+    config = _text_config(f)
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    full = rope.get(_FULL, rope) if isinstance(rope, dict) else {}
+    return full if isinstance(full, dict) else {}
+
+
+def _untruncated(f: Facts) -> bool:
+    """YaRN whose range of dimensions is not rounded to whole ones."""
+    rope = _rotation(f)
+    return (rope.get("rope_type") or rope.get("type")) == "yarn" and rope.get("truncate") is False
+
+
+VLLM_YARN = frozenset({"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"})
+"""What vLLM 0.32 reads of gpt-oss's rotation (models/gpt_oss.py)."""
+
+
+def _no_yarn(f: Facts) -> bool:
+    """A gpt-oss that states a rotation, and not YaRN's."""
+    return f.checkpoint.config.get("model_type") == "gpt_oss" and bool(_rotation(f)) and not set(_rotation(f)) >= VLLM_YARN
+
+
+def _dense_stacks(f: Facts) -> bool:
+    """Dense stacks of experts under transformers' names."""
+    types = {f.checkpoint.config.get("model_type"), _text_config(f).get("model_type")}
+    return not types & MLX_STACKS and any(
+        not i.quantized and i.key.endswith((".experts.gate_up_proj", ".experts.down_proj")) for i in f.checkpoint.infos()
+    )
+
+
+def _mlx_experts(f: Facts) -> bool:
+    """Dense experts under MLX's names."""
+    return any(
+        not i.quantized and (".switch_mlp." in i.key or re.search(r"\.experts\.(gate|up|down)_proj\.(weight|bias)$", i.key))
+        for i in f.checkpoint.infos()
+    )
 
 
 def _other_query_width(f: Facts) -> bool:
@@ -680,6 +785,11 @@ RULES: tuple[Rule, ...] = (
     Rule("vllm", tuple(kind for kind in READS["vllm"] if kind != "gguf"), REFUSED,
          "vLLM reads consolidated.safetensors too where no index leaves it out, and has no place for its names", OBSERVED,
          _consolidated, whole=True),
+    Rule("vllm", tuple(kind for kind in READS["vllm"] if kind != "gguf"), REFUSED,
+         "vLLM reads YaRN's four numbers of every gpt-oss, and config.json lacks one", OBSERVED,
+         _no_yarn, whole=True),
+    Rule("vllm", ("dense",), REFUSED, "dense experts of gpt-oss have MLX's names and order, for which vLLM has no place",
+         OBSERVED, lambda f: f.checkpoint.config.get("model_type") == "gpt_oss" and _mlx_experts(f), whole=True),
     Rule("vllm", ("fp8",), REFUSED, "one scale for a matrix is called weight_scale_inv, which vLLM reads with blocks alone",
          OBSERVED, _one_scale_inv),
     Rule("vllm", ("awq",), REFUSED,
@@ -717,6 +827,28 @@ RULES: tuple[Rule, ...] = (
     Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), WRONG,
          "config.json has the stretch of the rotation in rope_parameters alone, which mlx-lm does not read", OBSERVED,
          _scaled_rotation, to="mlx", whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         "the model has fewer layers than mlx-lm's pattern of windows for this model type, of whose last it looks for the cache",
+         OBSERVED, _short_pattern, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+         "layer_types are others than mlx-lm's pattern of windows for this model type, which reads sliding_window_pattern alone",
+         OBSERVED, _other_pattern, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+         "config.json has the base of the rotation of layers with a window in rope_parameters alone; mlx-lm takes its default",
+         OBSERVED, _no_local_theta, whole=True),
+    Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), REFUSED,
+         "layer_types has no full_attention, or no sliding_attention, of which mlx-lm's model looks for the first layer",
+         OBSERVED, _no_such_layer, whole=True),
+    Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), REFUSED,
+         "dense experts are stacked as gate_up_proj and down_proj, for which mlx-lm's gpt-oss has no place; it wants "
+         "gate_proj.weight, up_proj.weight and down_proj.weight, rows first",
+         OBSERVED, lambda f: f.checkpoint.config.get("model_type") == "gpt_oss" and _dense_stacks(f), to="mlx", whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         "dense experts are stacked as gate_up_proj and down_proj, for which mlx-lm has no place in this model type",
+         OBSERVED, lambda f: f.checkpoint.config.get("model_type") != "gpt_oss" and _dense_stacks(f), whole=True),
+    Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), WRONG,
+         "mlx-lm does not read truncate false of YaRN: the range of dimensions that are stretched in part is rounded",
+         OBSERVED, _untruncated, whole=True),
     Rule("llama.cpp", ("gguf",), REFUSED,
          "llama.cpp takes the query of this architecture as wide as the embedding, whatever attention.key_length is",
          OBSERVED, _other_query_width, whole=True),
@@ -751,6 +883,8 @@ RULES: tuple[Rule, ...] = (
          OBSERVED, lambda f: _passed_over(f) and not _half_wide(f), to="compressed-tensors"),
     Rule("transformers", ("gpt-oss",), WRONG, "transformers reads fused experts (w13, w2) of no model: they stay random",
          OBSERVED, _fused_experts, to="halfbyte"),
+    Rule("transformers", ("dense",), WRONG, "dense experts have MLX's names, which transformers passes over: they stay random",
+         OBSERVED, _mlx_experts, whole=True),
     Rule("transformers", ("bitsandbytes",), REFUSED,
          "on a CPU with AVX512-BF16 bitsandbytes wants rows of whole blocks and a multiple of 32 outputs", OBSERVED,
          _part_blocks),
@@ -826,13 +960,21 @@ def predictions(checkpoint: Checkpoint, engine: str) -> list[Prediction]:
         found = list(_of(checkpoint, name, version, text))
         found.sort(key=lambda p: (VERDICTS.index(p.verdict), p.key))
         if not found:
-            found = [Prediction(name, text, "", FINE, "no known restriction concerns it")]
+            found = [Prediction(name, text, "", FINE, NOTHING_KNOWN + ROUNDED_CHOICE * _mixture(checkpoint))]
         elif found[0].key:
             count = len({p.key for p in found if p.verdict == found[0].verdict})
             reason = f"{count:,} weight{'s' * (count != 1)}, see below"
             found.insert(0, Prediction(name, text, "", found[0].verdict, reason))
         out += found
     return out
+
+
+def _mixture(checkpoint: Checkpoint) -> bool:
+    """Whether a router chooses some of several experts."""
+    config = _text_config(Facts(checkpoint, {}, None))
+    arch, metadata = _gguf(Facts(checkpoint, {}, None))
+    counts = [*(config.get(key) for key in EXPERT_COUNTS), metadata.get(f"{arch}.expert_count")]
+    return any(isinstance(n, int) and n > 1 for n in counts)
 
 
 def _of(checkpoint: Checkpoint, engine: str, version: Version, text: str) -> Iterator[Prediction]:
