@@ -496,8 +496,8 @@ def test_the_rotation_of_gpt_oss(key, rotation, mlx, vllm):
 
 @pytest.mark.parametrize(("kind", "repaired"), [("gpt_oss", True), ("qwen3_moe", False), ("llama4_text", None)])
 def test_mlx_lm_and_dense_stacks_of_experts(kind, repaired, tmp_path):
-    """Of gpt-oss `convert --to mlx` writes them so that mlx-lm has a place for them; transformers
-    and vLLM have none.
+    """Of gpt-oss `convert --to mlx` writes them as mlx-lm wants them; transformers and vLLM have no
+    place for these.
     """
     path = f"{AT}mlp.experts."
     stacks = {f"{path}gate_up_proj": np.zeros((2, 32, 64), np.float16), f"{path}down_proj": np.zeros((2, 32, 32), np.float16)}
