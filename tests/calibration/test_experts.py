@@ -4,6 +4,8 @@ multiplied by, no other.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
@@ -106,7 +108,7 @@ def test_stacks_of_a_gguf_are_rounded_expert_by_expert(tmp_path, monkeypatch, ca
     assert main(["quantize", str(source), str(tmp_path / "rtn.gguf"), *to]) == 0
     found = ["--method", method, "--calibration", str(tmp_path / "text.txt")]
     assert main(["quantize", str(source), str(tmp_path / "found.gguf"), *to, *found]) == 0
-    assert "saw no calibration token" not in capsys.readouterr().err
+    assert "without a calibration token" not in capsys.readouterr().err
     with halfbyte.open(tmp_path / "found.gguf") as a, halfbyte.open(tmp_path / "rtn.gguf") as b, halfbyte.open(source) as c:
         stacks = [k for k in a if "_exps" in k]
         assert len(stacks) == 2 * 3
@@ -130,7 +132,7 @@ def test_case_56_in_a_stack_the_starved_experts_are_named_one_by_one(tmp_path, m
     found = ["--method", "gptq", "--calibration", str(tmp_path / "text.txt")]
     assert main(["quantize", str(source), str(tmp_path / "out.gguf"), "--to", "gguf:q4_0", *found]) == 0
     said = capsys.readouterr().err
-    assert "weights saw no calibration token and are rounded with searched scales: blk.0.ffn_" in said
+    assert re.search(r"rounded with searched scales: \d+ weights without a calibration token: blk\.0\.ffn_", said)
     assert "_exps[" in said
     with halfbyte.open(tmp_path / "out.gguf") as written:
         assert {str(written.info(k).format) for k in written if "_exps" in k} == {"q4_0:g32"}

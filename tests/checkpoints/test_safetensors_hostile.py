@@ -54,7 +54,7 @@ HOSTILE: dict[str, tuple[str | bytes, bytes, str]] = {
     "shape of booleans": (header(w=entry("F16", [True, 4], 0, 8)), b"\0" * 8, "tensor 'w': shape [True, 4]"),
     "shape of strings": (header(w=entry("F16", ["2", 2], 0, 8)), b"\0" * 8, "tensor 'w': shape ['2', 2]"),
     "shape a number": (header(w=entry("F16", 4, 0, 8)), b"\0" * 8, "tensor 'w': shape 4"),
-    "shape of 33 axes": (header(w=entry("F16", [1] * 33, 0, 2)), b"\0" * 2, "tensor 'w': 33 axes"),
+    "shape of 33 axes": (header(w=entry("F16", [1] * 33, 0, 2)), b"\0" * 2, "tensor 'w': rank 33; read up to 32"),
     "shape wraps to 4": (header(w=entry("U8", [4194305, 4194305, 211106198978564], 0, 4)), b"\0" * 4,
      "tensor 'w': shape [4194305"),
     "shape past every file": (header(w=entry("U8", [3 << 61], 0, 3 << 61)), b"",
