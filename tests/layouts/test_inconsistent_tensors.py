@@ -147,8 +147,9 @@ def test_what_does_not_fit_is_refused_and_what_fits_is_read_to_the_byte(label: s
         assert same_tensors(layout.pack(q, config), claimed), trial
     assert [m for m in messages if "layer" not in m and f"[{layout.name}]" not in m] == []
     # A config key that means nothing here, or other bytes in place of codes, are fine: some must be
-    # read, and most are not.
-    assert accepted >= TRIALS // 10, (accepted, refused)
+    # read, and most are not. Offsets of gemv_fast are whole numbers of its scales: other bytes in
+    # place of either are refused, too.
+    assert accepted >= TRIALS // (20 if layout.name == "awq-gemv_fast" else 10), (accepted, refused)
     assert refused >= TRIALS // 4, (accepted, refused)
 
 
