@@ -351,6 +351,17 @@ def test_gemv_fast_reads_offsets_of_whole_scales_alone(dtype, suffix: str) -> No
             FAST.unpack({**tensors, suffix: beside}, config, "m")
 
 
+def test_gemv_fast_writes_new_offsets_where_scales_have_changed() -> None:
+    """Those kept from the file belong to its scales."""
+    q = FAST.unpack(foreign("awq-gemv_fast", np.random.default_rng(7), 8, 64, 32), {"bits": 4, "group_size": 32})
+    assert "offsets" in q.details
+    scales = (q.parts["scales"] * np.float16(1.375)).astype(np.float16)
+    changed = QTensor(q.format, q.shape, {**q.parts, "scales": scales}, origin=q.origin, details=q.details)
+    written = FAST.pack(changed, {})
+    assert np.array_equal(written["qzeros"][:2].T, -(scales * q.parts["zeros"].astype(np.float16)))
+    assert np.array_equal(FAST.unpack(written, {"bits": 4, "group_size": 32}).dequantize(), changed.dequantize())
+
+
 def test_gemv_fast_names_the_zero_point_that_does_not_come_back() -> None:
     parts = {"codes": np.zeros((4, 32), np.uint8), "scales": np.ones((4, 1), np.float16), "zeros": np.full((4, 1), 3, np.int16)}
     parts["scales"][2, 0] = 0

@@ -20,11 +20,11 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from ml_dtypes import finfo
 from numpy.typing import NDArray
 
 from ...errors import LayoutError
 from ...formats import format_named
+from ...formats.rounding.policy import float_info
 from ...numerics import bits as stream
 from ...numerics.exact import bfloat16
 from ...spec import Format
@@ -115,7 +115,8 @@ class AWQGemvFast(Layout):
         offsets = _offsets(scales, zeros)
         kept = recall(own, "offsets", offsets.shape, scales.dtype)
         if kept is not None:
-            offsets = np.where(integer_zeros(scales, kept, word) == zeros, kept, offsets)
+            nearest, whole = _nearest_zeros(scales, kept)
+            offsets = np.where(whole & (nearest == zeros), kept, offsets)
         back = integer_zeros(scales, offsets, word)
         if not np.array_equal(back, zeros):
             at = tuple(int(i) for i in np.argwhere(back != zeros)[0])
@@ -154,19 +155,24 @@ def _offsets(scales: NDArray[Any], zeros: NDArray[np.int16]) -> NDArray[Any]:
     return offsets
 
 
-def integer_zeros(scales: NDArray[Any], offsets: NDArray[Any], where: str) -> NDArray[np.int16]:
-    """round(−offset / scale), 0 under a scale of 0. Raises LayoutError where that is no 16-bit
-    integer, or the offset is another number than the integer times the scale: both are rounded to
-    their dtype, so they differ by up to 2 of its epsilons.
+def _nearest_zeros(scales: NDArray[Any], offsets: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """(round(−offset / scale), 0 under a scale of 0; whether that is a 16-bit integer whose product
+    with the scale the offset is). Both numbers are rounded to their dtype, so product and offset
+    differ by up to 2 of its epsilons.
     """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         offset, scale = offsets.astype(np.float64), scales.astype(np.float64)
         z = np.where((scale == 0) & (offset == 0), 0.0, np.rint(-offset / scale))
-        limits = finfo(scales.dtype)  # type: ignore[no-untyped-call]
+        limits = float_info(scales.dtype)
         room = 2 * (float(limits.eps) * np.abs(offset) + float(limits.smallest_subnormal))
-        bad = ~((np.abs(z) <= 32767) & (np.abs(offset + z * scale) <= room))
-    if bad.any():
-        row, group = (int(i) for i in np.argwhere(bad)[0])
+        return z, (np.abs(z) <= 32767) & (np.abs(offset + z * scale) <= room)
+
+
+def integer_zeros(scales: NDArray[Any], offsets: NDArray[Any], where: str) -> NDArray[np.int16]:
+    """Zero points of offsets. Raises LayoutError for an offset that is no whole number of scales."""
+    z, whole = _nearest_zeros(scales, offsets)
+    if not whole.all():
+        row, group = (int(i) for i in np.argwhere(~whole)[0])
         raise LayoutError(
             f"[awq-gemv_fast] {where}: {offsets[row, group]} over the scale {scales[row, group]} of output {row}, group {group} "
             "is no zero point; wanted a whole number of scales, 32,767 at most"
