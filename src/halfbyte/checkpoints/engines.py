@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from .architecture import text_config
 from .base import Checkpoint, TensorInfo
 
 FINE, REFUSED, WRONG = "fine", "refused", "wrong"
@@ -434,33 +435,28 @@ def _no_window(f: Facts) -> bool:
     return config.get("model_type") in MLX_NO_WINDOW and not full and sizes is not None and sizes[0] < sizes[1]
 
 
-def _text_config(f: Facts) -> Mapping[str, Any]:
-    """The configuration of the language model, which one of images has below text_config."""
-    text = f.checkpoint.config.get("text_config")
-    return text if isinstance(text, dict) else f.checkpoint.config
-
-
 def _pattern(f: Facts) -> int:
     """Layers after which mlx-lm's pattern of windows begins anew, 0 where it has none."""
     default = MLX_PATTERN.get(str(f.checkpoint.config.get("model_type")), 0)
-    stated = _text_config(f).get("sliding_window_pattern")
+    stated = text_config(f.checkpoint.config).get("sliding_window_pattern")
     return stated if default and isinstance(stated, int) else default
 
 
 def _short_pattern(f: Facts) -> bool:
     """Fewer layers than the pattern has: mlx-lm looks at the cache of its last."""
-    layers = _text_config(f).get("num_hidden_layers")
+    layers = text_config(f.checkpoint.config).get("num_hidden_layers")
     return isinstance(layers, int) and layers < _pattern(f)
 
 
 def _other_pattern(f: Facts) -> bool:
     """`layer_types` that do not follow mlx-lm's pattern."""
-    kinds, every = _text_config(f).get("layer_types"), _pattern(f)
+    kinds, every = text_config(f.checkpoint.config).get("layer_types"), _pattern(f)
     return isinstance(kinds, list) and every > 0 and any((k == _FULL) != (i % every == 0) for i, k in enumerate(kinds, 1))
 
 
 def _no_local_theta(f: Facts) -> bool:
-    config, rope = _text_config(f), _text_config(f).get("rope_parameters")
+    config = text_config(f.checkpoint.config)
+    rope = config.get("rope_parameters")
     default = MLX_LOCAL_THETA.get(str(f.checkpoint.config.get("model_type")))
     window = rope.get(_WINDOW) if isinstance(rope, dict) else None
     if default is None or "rope_local_base_freq" in config:
@@ -469,7 +465,7 @@ def _no_local_theta(f: Facts) -> bool:
 
 
 def _no_such_layer(f: Facts) -> bool:
-    kinds = _text_config(f).get("layer_types")
+    kinds = text_config(f.checkpoint.config).get("layer_types")
     wanted = MLX_LAYERS.get(str(f.checkpoint.config.get("model_type")), ())
     return isinstance(kinds, list) and not set(wanted) <= set(kinds)
 
@@ -478,7 +474,7 @@ def _rotation(f: Facts) -> Mapping[str, Any]:
     """How the rotation is stretched, of all layers or those that see all tokens; rope_scaling goes
     first.
     """
-    config = _text_config(f)
+    config = text_config(f.checkpoint.config)
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     full = rope.get(_FULL, rope) if isinstance(rope, dict) else {}
     return full if isinstance(full, dict) else {}
@@ -501,7 +497,7 @@ def _no_yarn(f: Facts) -> bool:
 
 def _dense_stacks(f: Facts) -> bool:
     """Dense stacks of experts under transformers' names."""
-    types = {f.checkpoint.config.get("model_type"), _text_config(f).get("model_type")}
+    types = {f.checkpoint.config.get("model_type"), text_config(f.checkpoint.config).get("model_type")}
     return not types & MLX_STACKS and any(
         not i.quantized and i.key.endswith((".experts.gate_up_proj", ".experts.down_proj")) for i in f.checkpoint.infos()
     )
@@ -971,7 +967,7 @@ def predictions(checkpoint: Checkpoint, engine: str) -> list[Prediction]:
 
 def _mixture(checkpoint: Checkpoint) -> bool:
     """Whether a router chooses some of several experts."""
-    config = _text_config(Facts(checkpoint, {}, None))
+    config = text_config(checkpoint.config)
     arch, metadata = _gguf(Facts(checkpoint, {}, None))
     counts = [*(config.get(key) for key in EXPERT_COUNTS), metadata.get(f"{arch}.expert_count")]
     return any(isinstance(n, int) and n > 1 for n in counts)
