@@ -170,12 +170,16 @@ class Distillation:
             TrainableWeight(q, None, ranges, device) for q, ranges in zip(self.packed[number], self.ranges[number], strict=True)
         ]
 
+    def _read(self, number: int) -> tuple[nn.Module, list[Tensor]]:
+        """A layer and its matrices."""
+        layer = self.source.layer(number)
+        return layer, [m.view for m in self._matrices(layer, number)]
+
     def _keep(self) -> None:
         """All layers, read once, their weights in stacks."""
         layers, views = [], []
         for number, packed in enumerate(self.packed):
-            layer = self.source.layer(number)
-            found = [m.view for m in self._matrices(layer, number)]
+            layer, found = self._read(number)
             self._weights.append([
                 TrainableWeight(q, view.float(), ranges, near=GPTQ_NEAR, free=True)
                 for q, view, ranges in zip(packed, found, self.ranges[number], strict=True)
@@ -221,8 +225,7 @@ class Distillation:
             return
         numbers = range(len(self.packed))
         for number in reversed(numbers) if backward else numbers:
-            layer = self.source.layer(number)
-            views = [m.view for m in self._matrices(layer, number)]
+            layer, views = self._read(number)
             yield _Block(range(number, number + 1), nn.ModuleList([layer]), views, partial(_decoded, self._scales_of(number)))
             self.source.drop(number)
 
