@@ -108,9 +108,10 @@ test-amx:
 	cmake --build build/amx --target halfbyte_selfcheck
 	build/amx/halfbyte_selfcheck
 
-# The whole module under AddressSanitizer with UndefinedBehaviorSanitizer, then under ThreadSanitizer: its own test program and the
-# Python tests that reach it, once for each instruction set of this machine. Half an hour, most of it compiling.
-SANITIZERS ?= address thread
+# The whole module under AddressSanitizer with UndefinedBehaviorSanitizer, then under ThreadSanitizer: its own test program, random
+# cases and the Python tests that reach it, once for each instruction set of this machine; NEON's kernels without Python, where the cross
+# compiler and qemu-user are. Half an hour, most of it compiling.
+SANITIZERS ?= address thread neon
 test-sanitize: $(VENV_TEST)/ready
 	PATH="$(abspath $(VENV_TEST))/bin:$$PATH" $(VENV_TEST)/bin/python tools/sanitize.py $(SANITIZERS) --log benchmarks/sanitize.log
 

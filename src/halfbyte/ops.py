@@ -38,7 +38,7 @@ from .numerics.array_interop import (
     torch_state,
 )
 from .numerics.exact import DTYPES
-from .numerics.opaque_call import call, constant, is_recordable, record
+from .numerics.opaque_call import call, constant, is_recordable, name_of, recall, record
 from .spec import Format
 from .tensor.qtensor import QTensor
 
@@ -297,7 +297,7 @@ def linear(
         y: ArrayT = backend_named("cpu").linear(x, w, bias, activations=activations)  # type: ignore[arg-type] # `_is_plain`
         return y
     if is_recordable(x, bias) and _has_axes(2, w):
-        return call(_linear_call(w, activations, backend, schedule, invariant), x, bias)  # type: ignore[no-any-return]
+        return call(_linear_call(name_of(w), activations, backend, schedule, invariant), x, bias)  # type: ignore[no-any-return]
     if backend is None and schedule is None and not invariant and type(w) is Prepared and is_torch(x):
         direct: ArrayT | None = at_once(x, w, bias, activations)
         if direct is not None:
@@ -312,7 +312,9 @@ def linear(
 
 
 @constant
-def _linear_call(w: Weight, activations: str, backend: str | None, schedule: str | None, invariant: bool) -> str:
+def _linear_call(name: str, activations: str, backend: str | None, schedule: str | None, invariant: bool) -> str:
+    w = recall(int(name))
+
     def computed(w: Weight, x: Any, bias: Any) -> Any:
         return linear(x, w, bias, activations=activations, backend=backend, schedule=schedule, invariant=invariant)
 
@@ -356,7 +358,7 @@ def embedding(ids: ArrayT, w: Weight, *, dtype: Any = "float32", backend: str | 
     an index out of range.
     """
     if is_recordable(ids) and _has_axes(2, w):
-        return call(_embedding_call(w, dtype, backend), ids)  # type: ignore[no-any-return]
+        return call(_embedding_call(name_of(w), dtype, backend), ids)  # type: ignore[no-any-return]
     n, k = _check_w("embedding", w, 2)
     word = str(dtype).removeprefix("torch.")
     check_memory("embedding", ids)
@@ -378,7 +380,8 @@ def embedding(ids: ArrayT, w: Weight, *, dtype: Any = "float32", backend: str | 
 
 
 @constant
-def _embedding_call(w: Weight, dtype: Any, backend: str | None) -> str:
+def _embedding_call(name: str, dtype: Any, backend: str | None) -> str:
+    w = recall(int(name))
     known = getattr(sys.modules["torch"], str(dtype).removeprefix("torch."), None)
     k = w.shape[1]
     return record(
@@ -481,7 +484,8 @@ def experts(
     """
     biases = (gate_up_bias, down_bias, up_bias)
     if is_recordable(x, topk_ids, topk_weights, *biases) and _has_axes(3, gate_up, down, gate_up if up is None else up):
-        name = _experts_call(gate_up, down, up, gate, interleaved, activations, backend, invariant)
+        third = None if up is None else name_of(up)
+        name = _experts_call(name_of(gate_up), name_of(down), third, gate, interleaved, activations, backend, invariant)
         return call(name, x, topk_ids, topk_weights, *biases)  # type: ignore[no-any-return]
     _check_mode("experts", activations, None)
     x = _check_x("experts", x)
@@ -564,16 +568,16 @@ def experts(
 
 @constant
 def _experts_call(
-    gate_up: Weight,
-    down: Weight,
-    up: Weight | None,
+    gate_up: str,
+    down: str,
+    up: str | None,
     gate: str,
     interleaved: bool,
     activations: str,
     backend: str | None,
     invariant: bool,
 ) -> str:
-    weights = (gate_up, down) if up is None else (gate_up, down, up)
+    weights = tuple(recall(int(name)) for name in (gate_up, down, up) if name is not None)
 
     def computed(*given: Any) -> Any:
         first, last, *rest = given[: len(weights)]
@@ -595,7 +599,7 @@ def _experts_call(
             invariant=invariant,
         )
 
-    h = down.shape[1]
+    h = weights[1].shape[1]
     return record(computed, lambda x, *rest: x.new_empty((*x.shape[:-1], h)), *weights)
 
 

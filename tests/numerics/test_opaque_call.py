@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import sys
 
 import pytest
 
@@ -42,10 +44,32 @@ def test_a_verb_is_one_operation_of_a_graph(name, backend):
     assert torch.equal(got, want)
 
 
-def test_another_weight_is_another_call():
-    call = compiled(lambda x, w: hb.linear(x, w))
-    for w in (*weight_of.values(), prepared["nvfp4"], *weight_of.values()):
-        assert torch.equal(call(X, w), hb.linear(X, w))
+OTHER = {
+    "linear": (lambda x, w: hb.linear(x, w), (X,), [*weight_of.values(), *prepared.values()]),
+    "halfbyte.torch.linear": (lambda x, w: linear(x, w), (X,), list(prepared.values())),
+    "embedding": (lambda ids, w: hb.embedding(ids, w), (IDS,), [*weight_of.values(), *prepared.values()]),
+    "experts": (lambda x, ids, share, up: hb.experts(x, up, DOWN, ids, share), ROUTED, [UP, weight("nvfp4", 2, 128, 64)]),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_another_weight_is_another_call(name):
+    verb, args, weights = OTHER[name]
+    call = compiled(verb)
+    for w in weights * 2:
+        assert torch.equal(call(*args, w), verb(*args, w))
+
+
+def test_no_object_is_an_argument_of_what_runs_once_while_a_graph_is_traced():
+    """Before torch 2.13 Dynamo ends with an internal error there."""
+    found = []
+    for module in [m for name, m in sys.modules.items() if name.partition(".")[0] == "halfbyte"]:
+        for function in vars(module).values():
+            if inspect.isfunction(function) and function.__dict__.get("_dynamo_marked_constant"):
+                kinds = inspect.get_annotations(function).items()
+                found += [(function.__name__, kind) for name, kind in kinds if name not in ("return", "self", "dtype")]
+    assert {name for name, _ in found} >= {"_linear_call", "_embedding_call", "_experts_call", "_handle"}
+    assert {kind for _, kind in found} <= {"str", "str | None", "bool"}
 
 
 def test_a_graph_refuses_with_the_sentence_of_the_plain_call():

@@ -129,6 +129,13 @@ def test_layers_that_compute_before_the_product_check_x_first():
             layer(x)
 
 
+@pytest.mark.parametrize("name", ["ScaledLinear", "CompositeLinear"])
+def test_layers_with_dense_parts_want_them_where_x_is(name):
+    subject = dict(subjects(("int4:g32",)))[name]()
+    with pytest.raises(ShapeError, match=r"^\[linear\] x is on meta, a dense part of the layer on cpu; move one of them$"):
+        subject.with_x(subject.x.to("meta"))
+
+
 def test_experts_under_torch_func():
     module = QExperts({"gate_up_proj": weight("int4:g32", 4, 64, 32), "down_proj": weight("int4:g32", 4, 32, 32)})
     ids, share = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import BackendError
+from ..numerics import opaque_call
 from ..spec import Format, Size
 from ..tensor.qtensor import QTensor
 
@@ -54,6 +55,7 @@ class Prepared:
     nbytes: int
     served: dict[tuple[str, str, str, str | None, bool], Backend] = field(default_factory=dict, repr=False, compare=False)
     invariant: bool = False
+    graph_name = opaque_call.graph_name
 
     @property
     def bits_per_weight(self) -> float:

@@ -59,10 +59,23 @@ def recall(number: int) -> Any:
 
 def constant(function: FunctionT) -> FunctionT:
     """`torch.compiler.assume_constant_result`, without torch: Dynamo calls `function` once while it
-    traces, and guards the identity of the objects it was given.
+    traces. Arguments are numbers and text: before torch 2.13 Dynamo takes no other object.
     """
     function.__dict__["_dynamo_marked_constant"] = True
     return function
+
+
+@constant
+def graph_name(self: Any) -> str:
+    """A name of the object for `recall`: the method of a class whose objects `name_of` takes."""
+    return str(remember(weakref.ref(self), self))
+
+
+def name_of(w: Any) -> str:
+    """The name of a weight while Dynamo traces, which compiles anew for another weight."""
+    id(w)  # Dynamo guards the identity here; it installs no guard for the object of a constant method
+    name: str = w.graph_name()
+    return name
 
 
 def is_recordable(*inputs: Any) -> bool:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import FormatError, ShapeError
 from ..formats import EXTRA_PARTS, Composite, family_of
+from ..numerics import opaque_call
 from ..numerics.bits import padding_is_zero
 from ..numerics.exact import dtype_named
 from ..numerics.memory_limit import check_memory
@@ -53,6 +54,7 @@ class QTensor:
     """
 
     __slots__ = ("__weakref__", "details", "format", "origin", "parts", "shape", "window")
+    graph_name = opaque_call.graph_name
 
     def __init__(
         self,

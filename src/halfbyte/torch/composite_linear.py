@@ -60,7 +60,7 @@ class CompositeLinear(QLinear):
             if torch.is_autocast_enabled(kind):
                 with torch.autocast(kind, enabled=False):
                     return self.forward(x)
-        custom_ops.check_activations("linear", x, self.in_features)
+        custom_ops.check_activations("linear", x, self.in_features, self.pre_quant_scale, *self._buffers.values())
         x = x if self.pre_quant_scale is None else x * self.pre_quant_scale
         if self.extra == "low-rank":
             wide = torch.promote_types(x.dtype, self.lora_a.dtype)

@@ -300,9 +300,10 @@ def _strided(op: str, *tensors: Tensor | None) -> None:
             raise ShapeError(f"[{op}] a {kind} {type(x).__name__}; allowed: strided tensors. Make it dense first")
 
 
-def check_activations(op: str, x: Tensor, k: int) -> None:
-    """ShapeError for an x that no packed product over k inputs takes, before a layer computes with
-    it; proxies of torch.fx and graphs that are compiled pass.
+def check_activations(op: str, x: Tensor, k: int, *dense: Tensor | None) -> None:
+    """ShapeError for an x that no packed product over k inputs takes, or that is on another device
+    than the `dense` parts of a layer, before the layer computes with it; proxies of torch.fx and
+    graphs that are compiled pass.
     """
     if isinstance(x, Proxy) or torch.compiler.is_compiling():
         return
@@ -313,6 +314,9 @@ def check_activations(op: str, x: Tensor, k: int) -> None:
         raise ShapeError(f"[{op}] x is {str(x.dtype).removeprefix('torch.')}; allowed: {allowed}; convert it, as x.float() does")
     if x.ndim == 0 or x.shape[-1] != k:
         raise ShapeError(f"[{op}] x has shape {tuple(x.shape)}; its last axis must be k = {k} of the weight")
+    for part in dense:
+        if part is not None and part.device != x.device:
+            raise ShapeError(f"[{op}] x is on {x.device}, a dense part of the layer on {part.device}; move one of them")
     if _state.readable(x):
         check_storage(op, x)
 

@@ -21,7 +21,7 @@ from .. import ops
 from ..backends import Prepared
 from ..backends.cpu import native
 from ..numerics.array_interop import check_memory, check_storage, check_tensor
-from ..numerics.opaque_call import remember
+from ..numerics.opaque_call import name_of, recall, remember
 from . import custom_ops  # noqa: F401 # defines the operators
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -36,7 +36,7 @@ def linear(x: Tensor, w: Prepared, bias: Tensor | None = None, activations: str 
     product (the rounding of x passes it on unchanged). Raises what `ops.linear` raises.
     """
     if torch.compiler.is_dynamo_compiling():
-        traced: Tensor = torch.ops.halfbyte.linear(x, bias, int(_handle(w, activations)), w.shape[0])
+        traced: Tensor = torch.ops.halfbyte.linear(x, bias, int(_handle(name_of(w), activations)), w.shape[0])
         return traced
     y: Tensor | None = ops.at_once(x, w, bias, activations)
     if y is not None:
@@ -131,10 +131,11 @@ class _Product:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _handle(w: Prepared, activations: str) -> str:
+def _handle(name: str, activations: str) -> str:
     """The number of a product for the operators, as a string: torch.compile would make a number a
     symbol.
     """
+    w: Prepared = recall(int(name))
     product = _Product(w, activations)
     return str(remember(lambda: product, w))
 

@@ -22,7 +22,7 @@ class ScaledLinear(QLinear):
     """A `QLinear` with `pre_quant_scale`, (k,)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        custom_ops.check_activations("linear", x, self.in_features)
+        custom_ops.check_activations("linear", x, self.in_features, self.pre_quant_scale)
         y: Tensor = super().forward(x * self.pre_quant_scale)
         return y
 
@@ -31,7 +31,7 @@ class ScaledConcatLinear(ConcatLinear):
     """A `ConcatLinear` with `pre_quant_scale`, (k,)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        custom_ops.check_activations("linear", x, self.in_features)
+        custom_ops.check_activations("linear", x, self.in_features, self.pre_quant_scale)
         y: Tensor = super().forward(x * self.pre_quant_scale)
         return y
 
