@@ -117,9 +117,11 @@ def build(kind: str, targets: list[str], log: Log, *options: str) -> Path | None
 
 def programs(folder: Path, before: list[str], env: dict[str, str], given: argparse.Namespace, log: Log) -> None:
     """The core's own test, then random cases for some seconds."""
-    log.run([*before, str(folder / "halfbyte_selfcheck")], env, setting(env))
-    if given.fuzz:
-        log.run([*before, str(folder / "halfbyte_fuzz"), str(given.fuzz), str(given.seed)], env, setting(env))
+    for name, arguments in (("halfbyte_selfcheck", []), ("halfbyte_fuzz", [str(given.fuzz), str(given.seed)])):
+        if (folder / name).exists():
+            log.run([*before, str(folder / name), *arguments], env, setting(env))
+        else:
+            log.add(f"{folder.name}: {name} left out, it was not built")
 
 
 def on_neon(given: argparse.Namespace, log: Log) -> None:
@@ -152,14 +154,13 @@ def sanitize(kind: str, given: argparse.Namespace, log: Log) -> None:
     still = ["setarch", "-R"] if kind == "thread" else []  # ThreadSanitizer needs addresses that are not random
     programs(folder, still, env, given, log)
     [module] = folder.glob("_native*.so")
-    listed = subprocess.run([folder / "halfbyte_selfcheck", "--sets"], env={**os.environ, **env}, capture_output=True, text=True)
     tests = [list(TESTS[kind])]
     if given.jobs > 1:  # a file a process
         paths = [ROOT / name for name in TESTS[kind]]
         files = [f for path in paths for f in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])]
         tests = [[str(f.relative_to(ROOT))] for f in files]
     steps = []
-    for name in given.sets or listed.stdout.split():
+    for name in given.sets or subprocess.check_output([folder / "halfbyte_selfcheck", "--sets"], text=True).split():
         variables = {
             **env,
             "LD_PRELOAD": " ".join(names),
@@ -170,7 +171,7 @@ def sanitize(kind: str, given: argparse.Namespace, log: Log) -> None:
         }
         for files in tests:
             command = [*still, sys.executable, str(Path(__file__).resolve()), "--module", str(module), *files, "-m", SKIPPED]
-            steps.append(([*command, "-q", "-x", "-s", "-p", "no:cacheprovider"], variables, setting(variables)))
+            steps.append(([*command, "-x", "-s", "-p", "no:cacheprovider"], variables, setting(variables)))
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
         list(pool.map(lambda step: log.run(*step), steps))
 
