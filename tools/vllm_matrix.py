@@ -13,7 +13,7 @@ that has imported vLLM, which saves its imports and changes nothing else; tests/
 from nothing. The plug-in is found by its entry point: halfbyte is installed, or a folder with its
 `entry_points.txt` is in PYTHONPATH. `--alone` loads no plug-in, gives none of its options, and
 computes in bfloat16, which vLLM's kernels want; with it float32. `table` writes the tables between
-the marks of each PAGE.
+the marks of each PAGE; rows of kinds that were not served stay as they are.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from typing import Any
 import numpy as np
 
 GENERIC = ("Engine core initialization failed", "Error parsing config for", "Tokenizer not available")
+PATIENCE = 300.0
+"""Seconds after which a server that neither answers nor ends has failed."""
 ALONE_LIMIT = 0.05
 """Of vLLM's own kernels in bfloat16: largest difference of a log probability over the largest."""
 
@@ -108,9 +110,11 @@ def served(path: Path, options: dict[str, str], folder: Path) -> list[Any]:
         "model": "tiny", "prompt": IDS, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
         "prompt_logprobs": -1,
     }  # fmt: skip
-    reply = None
+    reply, end = None, time.monotonic() + PATIENCE
     try:
         while reply is None and os.waitpid(child, os.WNOHANG) == (0, 0):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{path}: no answer in {PATIENCE:.0f} s; its log is {log}")
             with contextlib.suppress(urllib.error.URLError, ConnectionError):
                 reply = post(f"http://127.0.0.1:{port}/v1/completions", body)
             time.sleep(0.1)
@@ -178,6 +182,8 @@ def table(folder: Path) -> dict[str, list[str]]:
     kinds = ["| checkpoint | vLLM alone | with the plug-in: shapes served, largest difference |", "|---|---|---|"]
     cells = [f"| checkpoint | {' | '.join(SHAPES)} |", f"|---{'|---' * len(SHAPES)}|"]
     for kind in KINDS:
+        if not all(f"{shape}-{kind}" in alone.keys() & plugin.keys() for shape in SHAPES):
+            continue
         ours = [plugin[f"{shape}-{kind}"] for shape in SHAPES]
         told: dict[str, list[str]] = {}
         for shape in SHAPES:
@@ -206,7 +212,10 @@ def fill(page: Path, lines: dict[str, list[str]]) -> None:
     for mark, rows in lines.items():
         start, found, rest = text.partition(f"<!-- served {mark} -->\n")
         if found:
-            text = f"{start}{found}\n" + "\n".join(rows) + "\n\n<!-- end -->" + rest.partition("<!-- end -->")[2]
+            before, _, after = rest.partition("<!-- end -->")
+            old = {line.split(" | ")[0]: line for line in before.strip().splitlines()}
+            merged = list((old | {row.split(" | ")[0]: row for row in rows}).values())
+            text = f"{start}{found}\n" + "\n".join(merged) + "\n\n<!-- end -->" + after
     page.write_text(text, encoding="utf-8")
 
 

