@@ -17,6 +17,7 @@ from halfbyte import format_named
 from halfbyte.backends import backend_named
 from halfbyte.errors import CheckpointError, ShapeError, UnsupportedError
 from halfbyte.tensor.qtensor import QTensor
+from halfbyte.vllm.source import stated_activations
 from support.gpu_weights import random_parts, stack
 from support.vllm_stand_in import vllm_classes
 from torch import nn
@@ -209,6 +210,22 @@ def test_what_does_not_fit_names_the_layer_and_its_key(plugin):
         filled(plugin, plugin.RowParallelLinear, source, "cpu", inputs=2048, outputs=[HIDDEN], **options)
     with pytest.raises((ShapeError, UnsupportedError), match=r"\[vllm\] model\.layers\.0\.layer: "):
         filled(plugin, plugin.RowParallelLinear, source, "cpu", inputs=128, whole=FEED, outputs=[HIDDEN], **options)
+
+
+INT8, FP8 = {"num_bits": 8, "type": "int"}, {"num_bits": 8, "type": "float"}
+
+
+@pytest.mark.parametrize(
+    ("groups", "wanted"),
+    [
+        ([INT8], "int8"), ([INT8, INT8], "int8"), ([{"num_bits": 8}], "int8"),
+        ([], "exact"), ([None], "exact"), ([FP8], "exact"), ([{"num_bits": 4, "type": "int"}], "exact"), ([INT8, None], "exact"),
+    ],
+)  # fmt: skip
+def test_inputs_are_rounded_where_the_checkpoint_says_so(groups, wanted):
+    listed = {f"group_{i}": {"weights": INT8, "input_activations": found} for i, found in enumerate(groups)}
+    assert stated_activations({"quant_method": "compressed-tensors", "config_groups": listed}) == wanted
+    assert stated_activations({"quant_method": "gptq", "bits": 8}) == "exact"
 
 
 def moe_layer(plugin, ranks, rank, experts, size, bias=False):

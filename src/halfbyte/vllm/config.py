@@ -27,7 +27,7 @@ from torch import nn
 
 from ..checkpoints.engines import amx_multiplies, is_fp8
 from ..errors import BackendError
-from .source import Projection, Source
+from .source import Projection, Source, stated_activations
 
 logger = init_logger("vllm.halfbyte")
 
@@ -199,15 +199,16 @@ class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not ty
         if not isinstance(layer, RoutedExperts | LinearBase | VocabParallelEmbedding):
             return None
         matrices, experts = self._by_layer()
+        activations = stated_activations(self.settings)
         if isinstance(layer, RoutedExperts):
             stacks = experts.get(prefix.removesuffix(".routed_experts"))
-            return None if stacks is None else HalfbyteExpertsMethod(layer.moe_config, stacks, prefix)
+            return None if stacks is None else HalfbyteExpertsMethod(layer.moe_config, stacks, prefix, activations)
         keys = self._keys(prefix, matrices)
         if isinstance(layer, VocabParallelEmbedding):
             if not keys and prefix.endswith("lm_head") and self.source().is_tied():
                 keys = _table(matrices)
             return HalfbyteEmbeddingMethod(keys) if keys else None
-        return HalfbyteLinearMethod(keys) if keys else UnquantizedLinearMethod()
+        return HalfbyteLinearMethod(keys, activations) if keys else UnquantizedLinearMethod()
 
     def _keys(self, prefix: str, matrices: Mapping[str, str]) -> list[str]:
         """Keys of the parts of a layer in the order of its rows; none where one of them is dense:

@@ -13,8 +13,9 @@ Only headers are read until a weight is asked for.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -29,6 +30,17 @@ from ..transformers.fill.safetensors import INPUT_SCALE
 
 Projection = tuple[str, int | None]
 """(gate_proj, up_proj, gate_up_proj or down_proj; the expert, None for a stack of all)."""
+
+
+def stated_activations(settings: Mapping[str, Any]) -> str:
+    """How the layers of a checkpoint round their inputs: "int8" where every group of
+    compressed-tensors' `config_groups` says integers of 8 bits for them, else "exact".
+    """
+    listed = settings.get("config_groups")
+    groups = list(listed.values()) if isinstance(listed, dict) else []
+    inputs = [group.get("input_activations") if isinstance(group, dict) else None for group in groups]
+    integers = [isinstance(i, dict) and i.get("num_bits") == 8 and i.get("type", "int") == "int" for i in inputs]
+    return "int8" if integers and all(integers) else "exact"
 
 
 class Source:
