@@ -117,3 +117,11 @@ def test_a_shard_name_that_no_file_can_have_is_refused(name: str, tmp_path: Path
     (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a.weight": "{name}"}}}}')
     with pytest.raises(CheckpointError, match="a name of at most 255 bytes"):
         hb.open(tmp_path)
+
+
+def test_an_onnx_file_beyond_protobuf_is_refused_unread(tmp_path: Path):
+    pytest.importorskip("onnx")
+    with (tmp_path / "model.onnx").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(CheckpointError, match=r"model.onnx: cannot be read: it has more than 2,147,483,647 bytes"):
+        hb.open(tmp_path / "model.onnx")

@@ -5,6 +5,7 @@ refused with.
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -55,6 +56,17 @@ def test_experts_that_do_not_fit_are_said(tmp_path):
         tmp_path, "mixtral", "gptq", edit=lambda t: [t.pop(n) for n in list(t) if ".1.block_sparse_moe.experts.3.w1." in n]
     )
     with pytest.raises(CheckpointError, match=r"model.layers.1.block_sparse_moe.experts.3.w1: missing"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(0,), (4, 0), (0, 128)], ids=str)
+def test_biases_of_experts_without_elements_are_named(tmp_path, shape):
+    def edit(tensors):
+        for name in [n for n in tensors if "experts" in n and "bias" in n]:
+            tensors[name] = np.zeros(shape, np.float32)
+
+    write_tiny(tmp_path, "gpt_oss", "gpt-oss", edit=edit)
+    with pytest.raises(CheckpointError, match=r"model\.layers\.0\.mlp\.experts\.(gate_up|down)_proj_bias"):
         load_model(tmp_path)
 
 
@@ -166,3 +178,41 @@ def test_a_token_whose_id_is_out_of_proportion(tmp_path):
     write_bpe(tmp_path, vocab={"h": 0, "e": 2**31, "he": 2})
     with pytest.raises(CheckpointError, match=r"tokenizer.json: token 'e' has id 2147483648; ids up to 9,999,999 are allowed"):
         load_model(tmp_path)
+
+
+READ_BY_TRANSFORMERS = (
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "vocab.txt",
+    "generation_config.json", "additional_chat_templates/a.jinja",
+)  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are Unix's")
+@pytest.mark.parametrize("kind", ["pipe", "large"])
+@pytest.mark.parametrize("name", READ_BY_TRANSFORMERS)
+def test_what_transformers_must_not_open_beside_the_tensors(tmp_path, name, kind):
+    """A pipe would block it for ever, a sparse file of a terabyte take all memory."""
+    write_tiny(tmp_path, "llama", "ct-int4")
+    write_bpe(tmp_path)
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    said = "it is a pipe, a device or a socket" if kind == "pipe" else "1,099,511,627,776 bytes; .* are read up to"
+    with pytest.raises(CheckpointError, match=rf"{name}: .*{said}"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("factor", [2**53, 1e300, -1, 0, "8", None, [1]])
+def test_a_rotary_factor_of_any_kind_is_a_model_or_a_refusal(tmp_path, factor):
+    write_tiny(
+        tmp_path, "llama", "ct-int4", change_config=lambda c: c.update(rope_parameters={"rope_type": "linear", "factor": factor})
+    )
+    if isinstance(factor, int | float):
+        assert load_model(tmp_path)[0].config.rope_parameters["factor"] == factor
+    else:
+        with pytest.raises(UnsupportedError, match="makes no causal language model of this llama configuration"):
+            load_model(tmp_path)

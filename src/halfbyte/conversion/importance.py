@@ -28,6 +28,7 @@ from ..checkpoints.gguf.file import GGUFFile
 from ..checkpoints.gguf.writer import GGUFWriter
 from ..checkpoints.io.journal import make_folder
 from ..checkpoints.io.output_path import check_output_path
+from ..checkpoints.io.regular_file import open_regular
 from ..errors import CheckpointError, FormatError, ShapeError, UnsupportedError
 from ..gguf_models.pairs import pair
 from ..gguf_models.to_gguf import GGUFView
@@ -80,7 +81,7 @@ def read_importance(path: str | Path) -> ImportanceMatrix:
     UnsupportedError for the form of before 2025 (.dat).
     """
     path = Path(path)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if file.read(4) != b"GGUF" and path.suffix in (".dat", ".imatrix"):
             raise UnsupportedError(
                 f"[imatrix] {path} is in llama.cpp's older form; its GGUF form is read: llama-imatrix --in-file {path.name} "
@@ -157,7 +158,11 @@ def write_importance(path: str | Path, matrix: ImportanceMatrix) -> Path:
 
 def digest_of(path: str | Path) -> str:
     """Identifies the contents of an importance matrix: SHA-256 of its file."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    found = hashlib.sha256()
+    with open_regular(Path(path)) as file:
+        while piece := file.read(1 << 20):
+            found.update(piece)
+    return found.hexdigest()
 
 
 def gguf_modules(checkpoint: Checkpoint) -> dict[str, tuple[str, int | None]]:

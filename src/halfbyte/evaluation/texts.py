@@ -9,6 +9,8 @@ from typing import Any
 from ..generation.templates import token_ids
 from .protocols import EvaluationError
 
+TEXT_BYTES = 1 << 30
+"""Most bytes of a text: WikiText's test set has 1.3 million, its training set 540 million."""
 JOINT = "\n\n"
 """Between the documents of a data set, as is the custom for WikiText."""
 
@@ -18,8 +20,12 @@ def read_text(path: str | Path) -> str:
     by an empty line.
     """
     path = Path(path).expanduser()
+    with path.open("rb") as file:
+        data = file.read(TEXT_BYTES + 1)
+    if len(data) > TEXT_BYTES:
+        raise EvaluationError(f"[eval] {path} has more than {TEXT_BYTES:,} bytes; give a part of it")
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise EvaluationError(f"[eval] {path} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}") from error
     if path.suffix == ".jsonl":

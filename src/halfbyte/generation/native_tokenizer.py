@@ -13,7 +13,7 @@ from typing import Any
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
-from ..checkpoints.io.bounded_json import check_token_ids, read_json
+from ..checkpoints.io.bounded_json import check_plain_files, check_token_ids, read_json
 from ..errors import CheckpointError, UnsupportedError
 
 NEEDED = "text needs the tokenizers library; pip install 'halfbyte[generate]'"
@@ -135,6 +135,7 @@ def tokenizer_of_folder(checkpoint: Checkpoint) -> Any:
     folder = folder_of(checkpoint)
     if not any((folder / name).exists() for name in TOKENIZERS):
         return None
+    check_plain_files(folder, "load_model")
     for name in ("tokenizer.json", "vocab.json"):
         if (folder / name).exists():
             check_token_ids(folder / name, "load_model")

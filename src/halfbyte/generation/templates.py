@@ -17,6 +17,8 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 TEMPLATES = {"chatml": CHATML}
+TEMPLATE_BYTES = 1 << 24
+"""Largest file of a chat template."""
 ENDS = {"chatml": ("<|im_end|>", "<|im_start|>")}
 """Texts that end a reply, for a vocabulary that has no token for them."""
 
@@ -35,6 +37,8 @@ def template_named(name: str, command: str = "chat") -> tuple[str, tuple[str, ..
         raise UnsupportedError(
             f"[{command}] --chat-template {name}; allowed: {', '.join(TEMPLATES)}, or a file with a Jinja template"
         )
+    if path.stat().st_size > TEMPLATE_BYTES:
+        raise UnsupportedError(f"[{command}] --chat-template {path} has more than {TEMPLATE_BYTES:,} bytes")
     try:
         return path.read_text(encoding="utf-8"), ()
     except UnicodeDecodeError as error:

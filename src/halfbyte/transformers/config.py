@@ -15,6 +15,7 @@ from typing import Any
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.config_numbers import impossible_number
+from ..checkpoints.io.bounded_json import check_plain_files
 from ..conversion.to_dense import QUANTIZATION_KEYS
 from ..errors import CheckpointError, UnsupportedError
 from ..generation.native_tokenizer import folder_of, summary_of
@@ -117,6 +118,7 @@ def add_generation_settings(model: Any, checkpoint: Checkpoint) -> None:
 
     folder = folder_of(checkpoint)
     if (folder / "generation_config.json").exists():
+        check_plain_files(folder, "load_model")
         try:
             model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
         except Exception as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ MAX_TOKEN_ID = 10**7 - 1
 """Largest id of a token: the largest vocabularies have 300,000."""
 TOKENIZER_BYTES = 1 << 28
 """Largest JSON file of a tokenizer: the largest have 40 MB."""
+_OPENED_BY_LIBRARIES = frozenset((".json", ".jinja", ".txt", ".model", ".tiktoken", ".bpe", ".vocab", ".spm"))
+"""Suffixes of configurations, vocabularies and templates, which transformers opens by itself."""
 
 
 def read_json(path: Path, limit: int = CONFIG_BYTES) -> dict[str, Any]:
@@ -83,6 +86,25 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
 
 def _kind(value: object) -> str:
     return {list: "array", str: "string", bool: "boolean", int: "number", float: "number"}.get(type(value), "null")
+
+
+def check_plain_files(folder: Path, op: str) -> None:
+    """CheckpointError for what transformers must not open beside a checkpoint's tensors: a pipe would
+    block it for ever, a file of more than `TOKENIZER_BYTES` fill memory.
+    """
+    for path in sorted((*folder.iterdir(), *folder.glob("additional_chat_templates/*"))):
+        if path.suffix not in _OPENED_BY_LIBRARIES:
+            continue
+        try:
+            found = path.stat()
+        except OSError:  # a link that leads nowhere: the library reports it
+            continue
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+            raise CheckpointError(f"[{op}] {path}: cannot be read: it is a pipe, a device or a socket")
+        if found.st_size > TOKENIZER_BYTES:
+            raise CheckpointError(
+                f"[{op}] {path}: {found.st_size:,} bytes; files of this kind are read up to {TOKENIZER_BYTES:,}"
+            )
 
 
 def check_token_ids(path: Path, op: str) -> None:

@@ -14,6 +14,7 @@ Source: the ONNX specification, onnx.proto and "External Data".
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -40,6 +41,8 @@ PLAIN: dict[str, Any] = {
 NARROW = {"INT4": 4, "UINT4": 4, "INT2": 2, "UINT2": 2, "FLOAT4E2M1": 4}
 """Data types of several elements a byte, low bits first -> bits of an element."""
 MAX_RANK = 8
+PROTOBUF_BYTES = (1 << 31) - 1
+"""Largest message of protobuf; larger models keep their tensors in files beside it."""
 ATTRIBUTES = {
     "com.microsoft.MatMulNBits": ("K", "N", "bits", "block_size", "accuracy_level", "weight_prepacked"),
     "com.microsoft.GatherBlockQuantized": ("gather_axis", "quantize_axis", "block_size", "bits"),
@@ -182,7 +185,9 @@ class Model:
         self.files: dict[Path, FileReader] = {}
         try:
             with open_regular(path) as f:
-                data = f.read()
+                if os.fstat(f.fileno()).st_size > PROTOBUF_BYTES:
+                    raise OSError(errno.EFBIG, f"it has more than {PROTOBUF_BYTES:,} bytes, the limit of protobuf")
+                data = f.read(PROTOBUF_BYTES)
             proto = onnx.ModelProto.FromString(data)
         except OSError as error:
             raise CheckpointError(f"[onnx] {path}: cannot be read: {error.strerror or error}") from error
