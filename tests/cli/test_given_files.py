@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from halfbyte.calibration.walk import token_sequences
+from halfbyte.checkpoints.io import regular_file
+from halfbyte.checkpoints.io.regular_file import read_given
 from halfbyte.conversion.allocation import read_recipe
 from halfbyte.conversion.importance import digest_of, read_importance
 from halfbyte.errors import HalfbyteError
@@ -18,15 +21,38 @@ from halfbyte.generation import templates
 pytestmark = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="devices that never end are Unix's")
 
 
-def test_a_text_that_does_not_end(monkeypatch):
-    monkeypatch.setattr(texts, "TEXT_BYTES", 1 << 20)
-    with pytest.raises(HalfbyteError, match=r"/dev/zero has more than 1,048,576 bytes; give a part of it"):
+def test_a_text_that_does_not_end():
+    with pytest.raises(OSError, match="more than 268,435,456 bytes") as error:
         texts.read_text("/dev/zero")
+    assert error.value.filename == "/dev/zero"
+
+
+def test_a_calibration_text_that_does_not_end():
+    with pytest.raises(OSError, match="more than 268,435,456 bytes"):
+        token_sequences(object(), Path("/dev/zero"), 8, 1)
 
 
 def test_a_recipe_that_does_not_end():
-    with pytest.raises(HalfbyteError, match="/dev/zero is no JSON"):
+    with pytest.raises(OSError, match="more than 16,777,216 bytes"):
         read_recipe("/dev/zero")
+
+
+def test_a_text_of_a_pipe_is_read_whole():
+    read, write = os.pipe()
+    os.write(write, "é".encode() * 1000)
+    os.close(write)
+    assert read_given(Path(f"/dev/fd/{read}"), 2000) == "é".encode() * 1000
+    os.close(read)
+
+
+def test_a_file_whose_bytes_are_not_there_yet_is_an_error(tmp_path, monkeypatch):
+    """As some files below /proc are: regular ones that wait."""
+    os.mkfifo(tmp_path / "kmsg")
+    held = os.open(tmp_path / "kmsg", os.O_RDWR)
+    monkeypatch.setattr(regular_file.stat, "S_ISREG", lambda mode: True)
+    with regular_file.open_regular(tmp_path / "kmsg") as file, pytest.raises(OSError, match="it has no bytes yet"):
+        file.read(32)
+    os.close(held)
 
 
 def test_a_template_out_of_proportion(tmp_path):

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..checkpoints.io.regular_file import TEXT_BYTES, read_given
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..conversion.expert_formats import check_experts
 from ..conversion.importance import gguf_modules
@@ -166,7 +167,11 @@ def token_sequences(tokenizer: Any, path: Path, context: int, count: int) -> lis
     """
     if tokenizer is None:
         raise CalibrationError("[quantize] the checkpoint has no tokenizer, and calibration text must become tokens")
-    ids = token_ids(tokenizer, path.read_text(encoding="utf-8"), "quantize", add_special_tokens=False)
+    try:
+        text = read_given(path, TEXT_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CalibrationError(f"[quantize] {path} is not UTF-8: byte {error.start}") from error
+    ids = token_ids(tokenizer, text, "quantize", add_special_tokens=False)
     start = list(tokenizer("")["input_ids"])[:1]
     size = context - len(start)
     if len(ids) < size:

@@ -26,6 +26,7 @@ from ..checkpoints import Checkpoint, TensorInfo, expert_names
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf.writer import ALIGNMENT, pairs_of
 from ..checkpoints.io.bounded_json import CONFIG_BYTES
+from ..checkpoints.io.regular_file import read_given
 from ..checkpoints.io.safe_files import replace_text
 from ..checkpoints.safetensors.writer import ENTRY_ROOM
 from ..errors import CheckpointError, FormatError, LayoutError, ShapeError
@@ -203,8 +204,7 @@ def read_recipe(path: str | Path) -> tuple[str, list[str]]:
     """(target, rules) of a recipe file. CheckpointError when it is none."""
     path = Path(path).expanduser()
     try:
-        with path.open("rb") as file:
-            value = json.loads(file.read(CONFIG_BYTES).decode("utf-8"))
+        value = json.loads(read_given(path, CONFIG_BYTES).decode("utf-8"))
     except (UnicodeDecodeError, ValueError) as error:
         raise CheckpointError(f"[quantize] {path} is no JSON: {error}; a recipe is what --save-recipe wrote") from None
     version = value.get("halfbyte_recipe") if isinstance(value, dict) else None

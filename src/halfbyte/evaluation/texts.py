@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.io.regular_file import TEXT_BYTES, read_given
 from ..generation.templates import token_ids
 from .protocols import EvaluationError
 
-TEXT_BYTES = 1 << 30
-"""Most bytes of a text: WikiText's test set has 1.3 million, its training set 540 million."""
 JOINT = "\n\n"
 """Between the documents of a data set, as is the custom for WikiText."""
 
@@ -20,12 +19,8 @@ def read_text(path: str | Path) -> str:
     by an empty line.
     """
     path = Path(path).expanduser()
-    with path.open("rb") as file:
-        data = file.read(TEXT_BYTES + 1)
-    if len(data) > TEXT_BYTES:
-        raise EvaluationError(f"[eval] {path} has more than {TEXT_BYTES:,} bytes; give a part of it")
     try:
-        text = data.decode("utf-8")
+        text = read_given(path, TEXT_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise EvaluationError(f"[eval] {path} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}") from error
     if path.suffix == ".jsonl":

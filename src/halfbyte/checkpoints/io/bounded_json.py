@@ -89,8 +89,8 @@ def _kind(value: object) -> str:
 
 
 def check_plain_files(folder: Path, op: str) -> None:
-    """CheckpointError for what transformers must not open beside a checkpoint's tensors: a pipe would
-    block it for ever, a file of more than `TOKENIZER_BYTES` fill memory.
+    """CheckpointError for what transformers must not open beside a checkpoint's tensors: a pipe
+    would block it for ever, a file of more than `TOKENIZER_BYTES` fill memory.
     """
     for path in sorted((*folder.iterdir(), *folder.glob("additional_chat_templates/*"))):
         if path.suffix not in _OPENED_BY_LIBRARIES:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import stat
@@ -21,6 +22,8 @@ from ...numerics.memory_limit import check_memory
 
 _MOST = 1 << 30
 """Bytes of one read; systems refuse more than 2 GB."""
+TEXT_BYTES = 1 << 28
+"""Most bytes of a text to evaluate or calibrate with: WikiText's test set has 1.3 million."""
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 """O_NONBLOCK: opening a pipe returns at once instead of waiting for a writer."""
 
@@ -49,7 +52,32 @@ def open_regular(path: Path) -> BinaryIO:
     """`path` opened for reading bytes. OSError, with a sentence, when it is a folder, a pipe, a
     device or a socket.
     """
-    return os.fdopen(_open_descriptor(path), "rb")
+    return _Waitless(io.FileIO(_open_descriptor(path)))
+
+
+class _Waitless(io.BufferedReader):
+    """A file whose bytes are there: where the system would wait for some, as in /proc, an OSError."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data: bytes | None = super().read(size)
+        if data is None:
+            raise OSError(errno.EAGAIN, "it has no bytes yet, so it is no plain file")
+        return data
+
+
+def read_given(path: Path, limit: int) -> bytes:
+    """A file that a user names, a pipe too. OSError, with the path, for more than `limit` bytes."""
+    pieces, size = [], 0
+    with path.open("rb") as f:
+        try:
+            while piece := f.read(1 << 20):
+                pieces.append(piece)
+                size += len(piece)
+                if size > limit:
+                    raise OSError(errno.EFBIG, f"more than {limit:,} bytes; a file of this kind is read up to that")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+    return b"".join(pieces)
 
 
 def _open_descriptor(path: Path) -> int:
