@@ -14,6 +14,7 @@ from halfbyte.gguf_models.architectures import ARCHITECTURES
 from halfbyte.gguf_models.names import OWN_MODEL
 from halfbyte.gguf_models.pretokenizers import PRE_TOKENIZERS
 from halfbyte.gguf_models.tokenizer import KINDS
+from halfbyte.gguf_models.variants import WRITTEN_AS
 
 PAGE = Path(__file__).parents[1] / "docs" / "gguf-models.md"
 HEAD = """# GGUF models
@@ -56,6 +57,27 @@ DIFFERENCES = """## Where programs differ
 """What a reader of two programs' logits needs to know."""
 
 
+WRITING = """## What a GGUF of a folder cannot have
+
+- Packed weights keep their codes where a file has their rows, whole. A file of these architectures
+  has some weights in another form, for which the folder must be dense: a recurrent layer's
+  convolution (`ssm_conv1d`, `shortconv.conv`), which is no linear layer and so is dense in packed
+  folders too; `ssm_out` of `qwen35`, `qwen35moe` and `qwen4exp` where the model has more value
+  heads than key heads, whose inputs have another order.
+  The second projection of latent attention is divided; `deepseek2` and `mistral4` have it whole
+  (`attn_kv_b`) where it is packed, as llama.cpp reads there alone.
+- A = −exp(A_log) of a recurrent layer is rounded once, as llama.cpp's converter does; A_log cannot
+  be had back to the last bit.
+- Factors that llama.cpp's converter multiplies into weights (the multipliers of `falcon-h1`) are
+  written only where they are 1; other values are refused by their names.
+- A model whose configuration says what no key states (another activation, a scale, a pattern of
+  layers) is refused by the name of the field.
+- Tensors of an image or sound encoder, of layers that predict further tokens, and of an encoder's
+  own heads are left out, and a note counts them.
+"""
+"""What the page says of the way from a folder to a file."""
+
+
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """A Markdown table."""
     lines = [head, tuple("---" for _ in head), *rows]
@@ -72,7 +94,9 @@ def grouped(names: dict[str, str]) -> list[tuple[str, ...]]:
 
 def page() -> str:
     """The whole page."""
-    architectures = [(f"`{name}`", f"`{a.model_type}`") for name, a in sorted(ARCHITECTURES.items())]
+    architectures = [
+        (f"`{name}`", f"`{a.model_type}`", f"`{WRITTEN_AS.get(name, name)}`") for name, a in sorted(ARCHITECTURES.items())
+    ]
     splits: dict[object, list[str]] = defaultdict(list)
     for name, pre in PRE_TOKENIZERS.items():
         splits[pre].append(f"`{name}`")
@@ -88,7 +112,10 @@ def page() -> str:
             "Each gives the logits of transformers' own model bit for bit. Beside llama.cpp's, from float32",
             "files and from quantized ones: benchmarks/gguf.md. A `llama` file with experts becomes `mixtral`.",
             f"The class of `{OWN_MODEL}` is halfbyte's own, for transformers has none.\n",
-            table(("GGUF", "transformers"), architectures),
+            "A transformers folder becomes the GGUF architecture of the last column, with the tensors and",
+            "key-values that llama.cpp's converter gives it (`halfbyte convert FOLDER OUT.gguf --to gguf`).\n",
+            table(("GGUF", "transformers", "written as"), architectures),
+            WRITING,
             DIFFERENCES,
             "## Architectures that do not\n",
             table(("GGUF", "why"), grouped(UNREAD)),

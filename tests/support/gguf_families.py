@@ -612,7 +612,7 @@ FAMILIES: dict[str, Family | Callable[[int], Family]] = {
     ),
     "jais2": (UNTIED | {"attention_bias": True, "mlp_bias": True}, []),
     "mpt": lambda h: (
-        TIED | {"num_key_value_heads": HEADS, "d_model": h, "n_heads": HEADS, "n_layers": 2}
+        TIED | {"num_key_value_heads": HEADS, "d_model": h, "n_heads": HEADS, "n_layers": 2, "max_seq_len": 256}
         | {"intermediate_size": 4 * h, "attn_config": {"alibi": True, "alibi_bias_max": 8, "clip_qkv": 1.5}},
         [("attention.max_alibi_bias", "float32", 8.0), ("attention.clamp_kqv", "float32", 1.5)],
     ),

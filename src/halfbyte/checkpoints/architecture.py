@@ -157,11 +157,18 @@ def required(config: Mapping[str, Any], prefix: str, tensors: int) -> list[Requi
     out = [_module(prefix + "embed_tokens"), _vector(prefix + "norm", hidden)]
     # A multimodal model as a whole ties by the outer value, its language model alone by the inner.
     stated = [c["tie_word_embeddings"] for c in (text, config) if c.get("tie_word_embeddings") is not None]
-    if not (any(stated) if stated else family.tied):
+    if not (any(stated) if stated else family.tied) and not _without_head(config):
         out.append(Requirement((("lm_head",), (prefix + "lm_head",), (_outer(prefix) + "lm_head",))))
     for i in range(min(layers, tensors + 1)):
         out += _layer(f"{prefix}layers.{i}.", family, text, hidden, head, tensors)
     return out
+
+
+def _without_head(config: Mapping[str, Any]) -> bool:
+    """Whether the class that the configuration names makes vectors alone (`LlamaModel`)."""
+    classes = config.get("architectures")
+    names = [name for name in classes if isinstance(name, str)] if isinstance(classes, list) else []
+    return bool(names) and all(name.endswith("Model") and "LMHead" not in name for name in names)
 
 
 def _layer(

@@ -65,9 +65,12 @@ INTEGER_BUFFERS = (
     "relative_position_index",
     "cache_position",
     "tid2eid",
+    "layer_multipliers",
+    "ngram_heads_offsets",
+    "ngram_heads_vocab_sizes",
 )
 """Last segments of integer tensors that are indices of the model's own (`tid2eid`: the experts of a
-token); only of 32- or 64-bit integers.
+token; the last three make a row of a table of several tokens); only of 32- or 64-bit integers.
 """
 CODE_DTYPES = frozenset({
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu",

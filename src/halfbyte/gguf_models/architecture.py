@@ -26,10 +26,34 @@ Order = Callable[[Any, int], NDArray[np.int64] | None]
 """(configuration, number of rows or inputs) -> the file's index of each, in transformers' order;
 None where both orders are the same.
 """
-Change = Callable[[Any, NDArray[Any]], NDArray[Any]]
-"""(configuration, values as the file has them) -> as transformers keeps them."""
-Join = Callable[[Any, list[NDArray[Any]]], NDArray[Any]]
-"""(configuration, dense parts) -> one parameter."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Values that a file has in another form than transformers.
+
+    read   (configuration, values as the file has them) -> as transformers keeps them
+    write  the inverse
+    """
+
+    read: Callable[[Any, NDArray[Any]], NDArray[Any]]
+    write: Callable[[Any, NDArray[Any]], NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Join:
+    """A parameter that a file has as several tensors, which are more than its rows.
+
+    read   (configuration, the tensors' values) -> the parameter
+    write  the inverse
+    """
+
+    read: Callable[[Any, list[NDArray[Any]]], NDArray[Any]]
+    write: Callable[[Any, NDArray[Any]], list[NDArray[Any]]]
+
+
+Cuts = Callable[[Any], list[int]]
+"""configuration -> how many rows of a parameter each of its parts but the last has."""
 DBRX_EXPERTS = {"gate_proj": "mlp.w1", "up_proj": "mlp.v1", "down_proj": "mlp.w2"}
 """Projection -> DBRX's parameter within its experts module: the rows of all experts in one matrix,
 that of down transposed.
@@ -81,6 +105,8 @@ class Architecture:
     splits       stem -> stems whose parameters are its rows, one after another
     joins        module path -> its parameter from parts, where it is not their rows one after
                  another
+    cuts         module path -> where the rows of its parts end; parts of one length have none
+    whole        stems of `splits` that files of this architecture have, rather than their parts
     experts      its feed-forward layers are mixtures of experts; None where they may be
     partial      each head may be rotated in part
     heads        its attention has heads of one length for queries, keys and values
@@ -111,6 +137,8 @@ class Architecture:
     changes: Mapping[str, Change] = field(default_factory=dict)
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     joins: Mapping[str, Join] = field(default_factory=dict)
+    cuts: Mapping[str, Cuts] = field(default_factory=dict)
+    whole: tuple[str, ...] = ()
     experts: bool | None = False
     partial: bool = False
     heads: bool = True
@@ -125,19 +153,44 @@ class Architecture:
     parameters: Callable[[Keys, dict[str, Any]], dict[str, NDArray[Any]]] = lambda keys, config: {}
 
 
-def log_of_negative(config: Any, a: NDArray[Any]) -> NDArray[Any]:
-    """A of a recurrent layer, a negative number, as transformers' A_log = log(−A)."""
-    return np.log(-a.astype(np.float64)).astype(np.float32)
+def changed(*steps: Change) -> Change:
+    """Changes one after another, the first on the file's values."""
+
+    def read(config: Any, a: NDArray[Any]) -> NDArray[Any]:
+        for step in steps:
+            a = step.read(config, a)
+        return a
+
+    def write(config: Any, a: NDArray[Any]) -> NDArray[Any]:
+        for step in reversed(steps):
+            a = step.write(config, a)
+        return a
+
+    return Change(read, write)
 
 
-def flat(config: Any, a: NDArray[Any]) -> NDArray[Any]:
-    """A vector that the file has in groups, or with an axis of one."""
-    return a.reshape(-1)
+NEGATED = Change(lambda config, a: -a, lambda config, a: -a)
+"""The other sign."""
+LOG_OF_NEGATIVE = Change(
+    lambda config, a: np.log(-a.astype(np.float64)).astype(np.float32),
+    lambda config, a: (-np.exp(a.astype(np.float64))).astype(np.float32),
+)
+"""A of a recurrent layer, a negative number, as transformers' A_log = log(−A), rounded once. Both
+are float32, so the inverse of a rounded logarithm is near A rather than A.
+"""
+CONVOLUTION = Change(lambda config, a: a[:, None, :], lambda config, a: a[:, 0, :])
+"""Kernels of a depthwise convolution: (channels, length) as (channels, 1, length)."""
 
 
-def convolution(config: Any, a: NDArray[Any]) -> NDArray[Any]:
-    """Kernels of a depthwise convolution: (channels, length) as (channels, 1, length)."""
-    return a[:, None, :]
+def reshaped(read: Callable[[Any, int], tuple[int, ...]], write: Callable[[Any, int], tuple[int, ...]]) -> Change:
+    """The same values in other shapes: (configuration, how many values) -> shape."""
+    return Change(lambda c, a: a.reshape(read(c, a.size)), lambda c, a: a.reshape(write(c, a.size)))
+
+
+COLUMN = reshaped(lambda config, n: (n,), lambda config, n: (n, 1))
+"""A vector that the file has with an axis of one."""
+ONE_MORE = Change(lambda config, a: a.astype(np.float32) - np.float32(1), lambda config, a: a.astype(np.float32) + np.float32(1))
+"""Weights of a norm, which the file has with 1 added."""
 
 
 def expert_counts(keys: Keys, name: str) -> dict[str, Any]:

@@ -328,7 +328,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "baichuan": Architecture("llama", LLAMA, interleaved=True, extra=_baichuan),
     "bailingmoe2": Architecture(
         "glm4_moe", MOE | QK_NORM | shared("mlp.shared_experts") | BIASED_ROUTING, experts=True, partial=True, splits=FUSED_QKV,
-        extra=_bailing2,
+        whole=("attn_qkv",), extra=_bailing2,
     ),
     "bitnet": Architecture(
         "bitnet", LLAMA | {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},

@@ -125,12 +125,13 @@ CLASSIC: dict[str, Architecture] = {
         fused_heads=True,
         extra=_bloom,
     ),
-    "chatglm": Architecture("glm", LLAMA | FUSED_UP, partial=True, splits=FUSED_QKV),
+    "chatglm": Architecture("glm", LLAMA | FUSED_UP, partial=True, splits=FUSED_QKV, whole=("attn_qkv",)),
     "codeshell": Architecture(
         "starcoder2",
         STARCODER2,
         eps=layer_eps("norm_epsilon"),
         splits=FUSED_QKV,
+        whole=("attn_qkv",),
         constants={"sliding_window": None},
     ),
     "falcon": replace(FALCON_40B, names=_FALCON),
@@ -158,7 +159,7 @@ CLASSIC: dict[str, Architecture] = {
         constants={"use_qkv_bias": False, "qk_layernorm": False, "use_parallel_residual": False},
     ),
     "pangu-embedded": Architecture("llama", LLAMA),
-    "qwen": Architecture("qwen2", LLAMA, splits=FUSED_QKV, extra=_qwen),
+    "qwen": Architecture("qwen2", LLAMA, splits=FUSED_QKV, whole=("attn_qkv",), extra=_qwen),
     "starcoder": Architecture(
         "gpt_bigcode",
         GPT2,

@@ -14,7 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .architecture import BIASED_ROUTING, MOE, PARAMETER, PART, TOP, Architecture, Order, expert_counts, shared
+from .architecture import (
+    BIASED_ROUTING,
+    MOE,
+    PARAMETER,
+    PART,
+    TOP,
+    Architecture,
+    Change,
+    Join,
+    Order,
+    expert_counts,
+    shared,
+)
 from .keys import Keys
 
 SOFTMAX, SIGMOID = 1, 2
@@ -29,6 +41,13 @@ def _heads_together(config: Any, parts: list[NDArray[Any]]) -> NDArray[Any]:
     """(heads, latent, keys) and (heads, values, latent) as rows of keys and values of each head."""
     keys, values = parts
     return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(-1, values.shape[-1])
+
+
+def _keys_and_values(config: Any, rows: NDArray[Any]) -> list[NDArray[Any]]:
+    """The inverse of `_heads_together`."""
+    values = int(config.v_head_dim)
+    heads = rows.reshape(-1, config.qk_nope_head_dim + values, rows.shape[-1])
+    return [heads[:, :-values].swapaxes(1, 2), heads[:, -values:]]
 
 
 def _not_rotated(keys: Keys, length: int, rotated: int) -> int:
@@ -232,9 +251,14 @@ def _halves_first(config: Any, rows: int) -> NDArray[np.int64]:
     return (np.arange(0, rows, len(head))[:, None] + head).reshape(-1)
 
 
-def _without_root(config: Any, a: NDArray[Any]) -> NDArray[Any]:
-    """Weights of a norm of a latent vector without √(width / rank), which the file has in them."""
-    return np.asarray(a / np.float32((config.hidden_size / a.shape[-1]) ** 0.5), np.float32)
+def _root(config: Any, a: NDArray[Any]) -> np.float32:
+    return np.float32((config.hidden_size / a.shape[-1]) ** 0.5)
+
+
+_ROOT = Change(
+    lambda config, a: np.asarray(a / _root(config, a), np.float32), lambda config, a: np.asarray(a * _root(config, a), np.float32)
+)
+"""Weights of a norm of a latent vector, which the file has times √(width / rank)."""
 
 
 DEEPSEEK = MOE | shared("mlp.shared_experts") | BIASED_ROUTING | {
@@ -259,7 +283,7 @@ _DOTS3_NOTE = _INDEXED | {
     "attn_k_norm": "self_attn.k_rope_only_layernorm",
 }
 _HY_V4_INDEXER = _rotated_last(lambda config: int(config.index_head_dim))
-LATENT_JOINS = {"self_attn.kv_b_proj": _heads_together}
+LATENT_JOINS = {"self_attn.kv_b_proj": Join(_heads_together, _keys_and_values)}
 DEEPSEEK_V2 = Architecture("deepseek_v2", DEEPSEEK, heads=False, experts=None, joins=LATENT_JOINS, extra=_deepseek_v2)
 """What a file of architecture deepseek2 becomes that scores experts by a softmax."""
 
@@ -276,7 +300,7 @@ LATENT: dict[str, Architecture] = {
         varying=True,
         joins=LATENT_JOINS,
         orders={f"indexer.{stem}": _halves_first for stem in ("attn_q_b", "attn_k", "k_norm")},
-        changes={"attn_q_a_norm": _without_root, "attn_kv_a_norm": _without_root},
+        changes={"attn_q_a_norm": _ROOT, "attn_kv_a_norm": _ROOT},
         extra=_dots3_note,
     ),
     "glm-dsa": Architecture("glm_moe_dsa", _INDEXED, heads=False, experts=True, joins=LATENT_JOINS, extra=_glm_dsa),

@@ -16,22 +16,26 @@ from numpy.typing import NDArray
 
 from .architecture import (
     ATTENTION,
+    COLUMN,
+    CONVOLUTION,
     EXPERTS,
     FUSED_QKV,
     LLAMA,
+    LOG_OF_NEGATIVE,
     MLP,
+    NEGATED,
     PARAMETER,
     PART,
     QK_NORM,
     TOP,
     Architecture,
+    Change,
     Field,
-    convolution,
+    changed,
     expert_counts,
-    flat,
     layer_eps,
-    log_of_negative,
     optional,
+    reshaped,
     routed,
     shared,
 )
@@ -70,8 +74,17 @@ def _mamba2(path: str) -> dict[str, str]:
     return _mixer(path) | {"ssm_dt": f"{path}{PARAMETER}dt_bias", "ssm_norm": f"{path}.norm"}
 
 
-MAMBA_CHANGES = {"ssm_a": log_of_negative, "ssm_conv1d": convolution}
-_MAMBA2_CHANGES = MAMBA_CHANGES | {"ssm_a": lambda c, a: log_of_negative(c, flat(c, a)), "ssm_d": flat, "ssm_norm": flat}
+def _groups(config: Any) -> int:
+    """Groups of channels of a Mamba 2 layer."""
+    return int(getattr(config, "mamba_n_groups", 0) or config.n_groups)
+
+
+MAMBA_CHANGES = {"ssm_a": LOG_OF_NEGATIVE, "ssm_conv1d": CONVOLUTION}
+_MAMBA2_CHANGES = MAMBA_CHANGES | {
+    "ssm_a": changed(COLUMN, LOG_OF_NEGATIVE),
+    "ssm_d": COLUMN,
+    "ssm_norm": reshaped(lambda config, n: (n,), lambda config, n: (_groups(config), n // _groups(config))),
+}
 _MAMBA_TOP = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"}
 _FINAL_NORM = TOP | {"output_norm": "model.final_layernorm"}
 _SSM = (Field("ssm.conv_kernel", "conv_kernel"), Field("ssm.state_size", "state_size"))
@@ -298,6 +311,12 @@ def _queries_keys_values(config: Any, rows: int) -> NDArray[np.int64] | None:
     return np.concatenate([np.arange(first), first + values])
 
 
+def _queries_keys(config: Any) -> list[int]:
+    """Rows of `in_proj_qkvz` before its gates."""
+    first = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+    return [first + config.linear_num_value_heads * config.linear_value_head_dim]
+
+
 def _by_key_head(config: Any, rows: int) -> NDArray[np.int64]:
     """Rows of all queries, keys, values and gates, in the order that has those of each key head
     together.
@@ -361,6 +380,11 @@ def _bailing3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _other_gate(config: Any, layer: int, stem: str) -> bool:
+    """Whether a stem is that of the gate that the other kind of layers has."""
+    return stem in ("attn_gate", "ssm_g_a") and (stem == "attn_gate") == (config.layer_types[layer] == "linear_attention")
+
+
 _HYBRID_ATTENTION = {k: v for k, v in ATTENTION.items() if k != "attn_norm"}
 _FEED_FORWARD = {stem: path.replace("mlp.", "feed_forward.") for stem, path in MLP.items()}
 DELTA = LLAMA | QK_NORM | {
@@ -419,7 +443,9 @@ _BAILING3 = {stem: path for stem, path in _KIMI_LINEAR.items() if not stem.start
     "ssm_g_a": "self_attn.g_proj",
     "ssm_f_a": "self_attn.forget_gate.f_proj",
 }
-_KIMI_CONVOLUTIONS = {f"ssm_conv1d_{w}": lambda c, a: convolution(c, a.reshape(-1, a.shape[-1])) for w in "qkv"}
+_KIMI_CONVOLUTION = Change(lambda config, a: a.reshape(-1, 1, a.shape[-1]), lambda config, a: a.reshape(1, -1, 1, a.shape[-1]))
+_OF_HEADS = reshaped(lambda config, n: (1, 1, n, 1), lambda config, n: (1, 1, n, 1))
+_KIMI_CONVOLUTIONS = {f"ssm_conv1d_{w}": _KIMI_CONVOLUTION for w in "qkv"}
 _GRANITE_HYBRID = (
     ATTENTION
     | _mamba2("mamba")
@@ -454,7 +480,8 @@ RECURRENT: dict[str, Architecture] = {
         experts=True,
         splits=FUSED_QKV,
         joins=LATENT_JOINS,
-        changes=_KIMI_CONVOLUTIONS | {"ssm_a": lambda c, a: log_of_negative(c, -a).reshape(-1)},
+        changes=_KIMI_CONVOLUTIONS | {"ssm_a": changed(COLUMN, NEGATED, LOG_OF_NEGATIVE)},
+        absent=_other_gate,
         extra=_bailing3,
     ),
     "falcon-h1": Architecture(
@@ -497,7 +524,7 @@ RECURRENT: dict[str, Architecture] = {
         experts=True,
         splits=FUSED_QKV,
         joins=LATENT_JOINS,
-        changes=_KIMI_CONVOLUTIONS | {"ssm_a": lambda c, a: log_of_negative(c, a).reshape(1, 1, -1, 1)},
+        changes=_KIMI_CONVOLUTIONS | {"ssm_a": changed(_OF_HEADS, LOG_OF_NEGATIVE)},
         computed=("rope_parameters",),
         extra=_kimi_linear,
     ),
@@ -507,7 +534,7 @@ RECURRENT: dict[str, Architecture] = {
         top=_LFM2_TOP,
         eps=("attention.layer_norm_rms_epsilon", "norm_eps"),
         varying=True,
-        changes={"shortconv.conv": convolution},
+        changes={"shortconv.conv": CONVOLUTION},
         fields=(Field("shortconv.l_cache", "conv_L_cache"),),
         extra=_lfm2,
     ),
@@ -518,7 +545,7 @@ RECURRENT: dict[str, Architecture] = {
         eps=("attention.layer_norm_rms_epsilon", "norm_eps"),
         varying=True,
         experts=True,
-        changes={"shortconv.conv": convolution},
+        changes={"shortconv.conv": CONVOLUTION},
         fields=(Field("shortconv.l_cache", "conv_L_cache"),),
         extra=_lfm2_moe,
     ),
@@ -599,6 +626,7 @@ RECURRENT: dict[str, Architecture] = {
         experts=True,
         changes=MAMBA_CHANGES,
         orders={"linear_attn.in_proj_qkvz": _by_key_head},
+        cuts={"linear_attn.in_proj_qkvz": _queries_keys},
         extra=delta_moe,
     ),
 }

@@ -1,5 +1,6 @@
 """Stretched rotations, of which a GGUF stores a number for each frequency: Llama 3's, which a
-configuration describes by four numbers, and Phi 3's long and short ones.
+configuration describes by four numbers, Phi 3's long and short ones, and Gemma 4's, which end a
+rotation after part of a head.
 
     divisor of frequency i = 1 / ((1 − s) / factor + s)
     s = clip((L / w − low) / (high − low), 0, 1),   w = 2π · theta^(2i / d)
@@ -41,6 +42,9 @@ def stored_factors(rope: Mapping[str, Any], head_dim: int) -> dict[str, NDArray[
     if kind == "longrope":
         factors = (rope["long_factor"], rope["short_factor"])
         return {name: np.asarray(values, np.float32) for name, values in zip(LONG_ROTATION, factors, strict=True)}
+    if kind == "proportional":
+        rotated = int(float(rope.get("partial_rotary_factor", 1.0)) * head_dim // 2)
+        return {ROTATION_FACTORS: np.where(np.arange(head_dim // 2) < rotated, 1, 1e30).astype(np.float32)}
     return {}
 
 

@@ -14,13 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import plural
-from .architecture import BIASED_ROUTING, MOE, PARAMETER, PART, TOP, Architecture, convolution, expert_counts, shared
+from .architecture import (
+    BIASED_ROUTING,
+    CONVOLUTION,
+    MOE,
+    ONE_MORE,
+    PARAMETER,
+    PART,
+    TOP,
+    Architecture,
+    Change,
+    expert_counts,
+    shared,
+)
 from .keys import Keys, MissingError
 from .recurrent import DELTA, DELTA_EXPERTS, DELTA_ORDERS, MAMBA_CHANGES, delta_moe, values_of
 
-_SQRT_SOFTPLUS = 4
+SQRT_SOFTPLUS = 4
 """llama.cpp's number of the function √(ln(1 + eˣ)) that scores experts."""
-_KINDS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+COMPRESSED = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 """How many tokens one compressed key stands for -> the kind of layer."""
 
 
@@ -28,8 +40,8 @@ def _deepseek4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     """Layers attend to a window and to compressed keys of all that is before it. The first layers
     choose experts by the token alone.
     """
-    if (function := int(keys.get("expert_gating_func", "integer", 0))) != _SQRT_SOFTPLUS:
-        raise keys.refuse(f"that scores experts by function {function}; {_SQRT_SOFTPLUS} (sqrtsoftplus) is read")
+    if (function := int(keys.get("expert_gating_func", "integer", 0))) != SQRT_SOFTPLUS:
+        raise keys.refuse(f"that scores experts by function {function}; {SQRT_SOFTPLUS} (sqrtsoftplus) is read")
     if not keys.get("expert_weights_norm", "bool", False):
         raise keys.refuse("whose weights of experts do not add up to one, which transformers' model always makes them do")
     if (count := keys.size("expert_shared_count", 1)) != 1:
@@ -42,8 +54,8 @@ def _deepseek4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     if len(limits) != 1 or not max(limits) > 1e-6:
         raise keys.refuse(f"whose experts are limited to {sorted(limits)}; transformers takes one limit above 0")
     ratios = keys.sizes("attention.compress_ratios", keys.layers)
-    if unknown := sorted(set(ratios) - set(_KINDS)):
-        raise keys.refuse(f"that compresses {unknown} tokens into one; {', '.join(map(str, _KINDS))} are read")
+    if unknown := sorted(set(ratios) - set(COMPRESSED)):
+        raise keys.refuse(f"that compresses {unknown} tokens into one; {', '.join(map(str, COMPRESSED))} are read")
     hashed = int(keys.get("hash_layer_count", "integer", 0))
     rope, size = config["rope_parameters"], config["head_dim"]
     partial = {"partial_rotary_factor": keys.size("rope.dimension_count", size) / size}
@@ -69,7 +81,7 @@ def _deepseek4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         "hc_sinkhorn_iters": keys.size("hyper_connection.sinkhorn_iterations"),
         "hc_eps": keys.positive("hyper_connection.epsilon"),
         "num_nextn_predict_layers": 0,
-        "layer_types": [_KINDS[ratio] for ratio in ratios],
+        "layer_types": [COMPRESSED[ratio] for ratio in ratios],
         "mlp_layer_types": ["hash_moe" if i < hashed else "moe" for i in range(keys.layers)],
         "rope_theta": rope["rope_theta"],
         "compress_rope_theta": scaled["rope_theta"],
@@ -80,7 +92,7 @@ def _deepseek4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_TABLE = "ple.ple_embedding"
+TABLE = "ple.ple_embedding"
 """The module, within a layer, of Qwen 4's embeddings of pairs and triples of tokens."""
 
 
@@ -161,7 +173,7 @@ def _hashes(keys: Keys, config: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         "head_offsets": "ngram_heads_offsets",
         "head_vocab_sizes": "ngram_heads_vocab_sizes",
     }
-    return {f"model.layers.{layer}.{_TABLE}.{buffer}": _integers(keys, f"ple.{key}") for key, buffer in names.items()}
+    return {f"model.layers.{layer}.{TABLE}.{buffer}": _integers(keys, f"ple.{key}") for key, buffer in names.items()}
 
 
 def qwen4(layer: int | None) -> Architecture:
@@ -171,13 +183,11 @@ def qwen4(layer: int | None) -> Architecture:
     architecture = STREAMS["qwen4exp"]
     if layer is None:
         return architecture
-    table = {"per_layer_token_embd": f"model.layers.{layer}.{_TABLE}.ngram_embedding"}
+    table = {"per_layer_token_embd": f"model.layers.{layer}.{TABLE}.ngram_embedding"}
     return replace(architecture, top=dict(architecture.top) | table)
 
 
-def _one_less(config: Any, a: NDArray[Any]) -> NDArray[Any]:
-    """Weights of a norm, which the file has with 1 added."""
-    return np.asarray(a.reshape(-1) - np.float32(1), np.float32)
+_NORM = Change(lambda config, a: ONE_MORE.read(config, a.reshape(-1)), ONE_MORE.write)
 
 
 def _mixer(path: str) -> dict[str, str]:
@@ -255,7 +265,8 @@ STREAMS: dict[str, Architecture] = {
         partial=True,
         varying=True,
         experts=True,
-        changes=MAMBA_CHANGES | {"ple_conv1d": convolution} | {f"ple_norm_{w}": _one_less for w in ("key", "query", "conv")},
+        changes=MAMBA_CHANGES | {"ple_conv1d": CONVOLUTION} | {f"ple_norm_{w}": _NORM for w in ("key", "query", "conv")},
+        cuts={"self_attn.indexer.index_qk_proj": lambda config: [config.indexer_n_heads * config.indexer_head_dim]},
         orders=DELTA_ORDERS,
         columns={"ssm_out": values_of("linear_value_head_dim")},
         parameters=_hashes,

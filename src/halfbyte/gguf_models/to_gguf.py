@@ -12,75 +12,56 @@ anything is written, and must describe the configuration that the folder has.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoints import Checkpoint, TensorInfo, expert_names
+from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf.writer import Pair
+from ..checkpoints.io.bounded_json import decoded_floats
 from ..checkpoints.views.base import View
 from ..errors import CheckpointError, UnsupportedError, plural
 from ..spec import Format
 from ..tensor.concat import concat_rows, stack, take_rows
 from ..tensor.qtensor import QTensor
-from .architecture import EXPERTS, PARAMETER, Architecture, Field
-from .architectures import ARCHITECTURES, MIXTRAL
-from .config import settings_of
-from .cycles import hrm_text
-from .mixtures import COHERE2_MOE_RMS
-from .names import INPUTS_FIRST, ONE_ROW, row_order, unsupported
+from .architecture import Architecture, Change, Field
+from .architectures import ARCHITECTURES
+from .config import register, settings_of
+from .folder_names import FolderNames, Piece
+from .names import INPUTS_FIRST, ONE_ROW
 from .pairs import Header, metadata_of, pair
 from .rotation import attention_factor, stored_factors
-from .stated import BARE, CONSTANT, DERIVED, SAME_MODEL, SHARED_WIDTHS, STATED
-from .view import INTERLEAVED
+from .stated import CONSTANT, DERIVED, KEYED, SHARED_WIDTHS, STATED, Keyed, nothing
+from .variants import SAME_MODEL, SAME_SIZES, VARIANTS
 
 _NEEDED = (
     "[convert] {path}: writing a GGUF from a folder needs transformers and tokenizers, for the configuration and the vocabulary; "
     "pip install 'halfbyte[transformers]', or give a GGUF of the same model with --like"
 )
-_OTHER_MODALITY = re.compile(r"(.*\.)?(vision_tower|visual|vision_model|multi_modal_projector|audio_tower|embed_vision)\..+")
-"""Tensors of an image or sound encoder beside the text model."""
-_WRAPPERS = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.lm_head", "lm_head"))
-_MIXTRAL_MODULE = ".block_sparse_moe."
-"""The module of Mixtral's checkpoints that its class in transformers calls `mlp`."""
-_FUSED = {
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-}
-FLOAT32 = ("ffn_gate_inp", ONE_ROW, "attn_sinks", "exp_probs_b")
-"""Stems that llama.cpp keeps in float32 besides vectors."""
+FLOAT32 = ("ffn_gate_inp", ONE_ROW, "attn_sinks", "exp_probs_b", "altup_correct_coef", "altup_predict_coef", "attn_rel_b")
+"""Stems that llama.cpp keeps in float32 besides vectors, convolutions and what a `Change` makes."""
 
 
 Rounder = Callable[[str, NDArray[Any], Format], QTensor]
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Rows of one tensor of the folder.
-
-    rows  "all", or "even", "odd", "first", "second" of each matrix
-    """
-
-    key: str
-    rows: str = "all"
-    transposed: bool = False
 
 
 @dataclass
 class _Tensor:
     """One tensor of the file.
 
-    pieces  experts to stack, or matrices whose rows follow one another
+    path    module path that the table has for it
+    pieces  experts or modules of a list to stack, or matrices whose rows follow one another
     """
 
     name: str
     stem: str
-    pieces: list[_Piece]
+    path: str
+    pieces: list[Piece] = field(default_factory=list)
     stacked: bool = False
     plus_one: bool = False
 
@@ -101,15 +82,17 @@ class GGUFView(View):
         if not (find_spec("transformers") and find_spec("tokenizers")):
             raise UnsupportedError(_NEEDED.format(path=source.path))
         self.settings = _settings(source)
-        self.arch, self.architecture = _variant(*architecture_for(source, str(self.settings.model_type)), self.settings)
-        self.heads = int(self.settings.num_attention_heads)
-        self.head_dim = int(getattr(self.settings, "head_dim", None) or self.settings.hidden_size // self.heads)
+        self.arch, self.architecture = architecture_for(source, self.settings)
+        self.heads = int(getattr(self.settings, "num_attention_heads", None) or 0)
+        self.head_dim = int(
+            getattr(self.settings, "head_dim", None) or (self.settings.hidden_size // self.heads if self.heads else 0)
+        )
+        self.names = FolderNames(self.architecture, self.arch, self.settings, self.heads, self.head_dim)
         self.notes: list[str] = []
-        self.left_out: list[str] = []
+        self.left_out: dict[str, str] = {}
         self._tensors: dict[str, _Tensor] = {}
         self._collect()
-        rope = _main_rope(self.settings)
-        self._factors = stored_factors(rope, self.head_dim)
+        self._factors = stored_factors(_main_rope(self.settings), self._rotated_length()) | self._unused()
         self.shapes = {t.name: self.info(key).shape for key, t in self._tensors.items()}
         self.shapes |= {name: factors.shape for name, factors in self._factors.items()}
         self.pairs = [] if names_only else self._pairs()
@@ -120,89 +103,86 @@ class GGUFView(View):
 
     def _collect(self) -> None:
         """Find the tensors of the file among those of the folder."""
-        stems = {path: stem for stem, path in self.architecture.names.items()}
-        tops = {path: stem for stem, path in self.architecture.top.items()}
-        found: dict[str, dict[int, _Piece]] = {}
-        stem_by_name: dict[str, str] = {}
+        found: dict[str, dict[int, Piece]] = {}
+        tensors: dict[str, _Tensor] = {}
         unknown: list[str] = []
         for key in self.source.keys():  # noqa: SIM118 a checkpoint's keys are in file order
-            if _OTHER_MODALITY.fullmatch(key):
-                self.left_out.append(key)
+            if why := self.names.left_out(key):
+                self.left_out[key] = why
                 continue
-            slots = list(self._slots(key, stems, tops))
-            if not slots:
+            if self.names.is_keyed(key):
+                continue
+            places = self.names.places(key, self.source.info(key))
+            if not places:
                 unknown.append(key)
-            for name, stem, number, piece in slots:
-                found.setdefault(name, {})[number] = piece
-                stem_by_name[name] = stem
+            for place in places:
+                t = tensors.setdefault(place.name, _Tensor(place.name, place.stem, place.path))
+                t.stacked |= place.stack and place.number >= 0
+                found.setdefault(place.name, {}).setdefault(place.number, place.piece)
         if unknown:
             raise UnsupportedError(
                 f"[convert] {self.source.path}: {', '.join(unknown[:4])}{' ...' if len(unknown) > 4 else ''} have no name in a "
                 f"GGUF of architecture {self.arch}"
             )
         for name, numbered in found.items():
-            stem = stem_by_name[name]
-            pieces = [numbered[i] for i in sorted(numbered)]
-            stacked = stem.endswith("_exps") and -1 not in numbered
-            if stacked and sorted(numbered) != list(range(len(numbered))):
+            t = tensors[name]
+            t.pieces = [numbered[i] for i in sorted(numbered)]
+            if t.stacked and sorted(numbered) != list(range(len(numbered))):
                 raise CheckpointError(
                     f"[convert] {self.source.path}: experts of {name} are missing; there are {sorted(numbered)}"
                 )
-            packed = self.source.info(pieces[0].key).quantized
-            plus_one = (
+            packed = self.source.info(t.pieces[0].key).quantized
+            t.plus_one = (
                 self.architecture.norm_offset
-                and (stem.endswith("norm") or name.startswith("output_norm"))
-                and (name.endswith(".weight"))
+                and t.path.rpartition(".")[2].endswith("norm")
+                and name.endswith(".weight")
+                and t.stem not in self.architecture.plain_norms
             )
-            key = name.removesuffix(".weight") if packed else name
-            self._tensors[key] = _Tensor(name, stem, pieces, stacked, plus_one)
+            if packed and (why := self._needs_values(t)):
+                raise UnsupportedError(
+                    f"[convert] {self.source.path}: {t.pieces[0].key} is packed, and {why} in {name} of a GGUF of {self.arch}. "
+                    "halfbyte dequantize makes a dense folder of it, and halfbyte quantize --to gguf:TYPE packs that one"
+                )
+            self._tensors[name.removesuffix(".weight") if packed else name] = t
 
-    def _slots(self, key: str, stems: Mapping[str, str], tops: Mapping[str, str]) -> Iterator[tuple[str, str, int, _Piece]]:
-        """(name in the file, stem, number among its pieces, piece) of what a key holds."""
-        info = self.source.info(key)
-        name = key if not info.quantized else f"{key}.weight"
-        for old, new in _WRAPPERS:
-            name = new + name[len(old) :] if name.startswith(old) else name
-        if not any(path.startswith(_MIXTRAL_MODULE[1:]) for path in stems):
-            name = name.replace(_MIXTRAL_MODULE, ".mlp.")
-        layers = f"{self.architecture.layers}."
-        for candidate in (name, f"model.{name}", f"transformer.{name}", f"gpt_neox.{name}"):
-            path, _, leaf = candidate.rpartition(".")
-            if path in tops:
-                yield f"{tops[path]}.{leaf}", tops[path], 0, _Piece(key)
-                return
-            if (stem := tops.get(f"{path}{PARAMETER}{leaf}")) is not None:
-                yield stem, stem, 0, _Piece(key)
-                return
-            if candidate.startswith(layers):
-                number, _, within = candidate.removeprefix(layers).partition(".")
-                if number.isdigit():
-                    yield from self._layer_slots(key, info, number, within, stems)
-                    return
+    def _needs_values(self, t: _Tensor) -> str:
+        """What a tensor of the file has that packed weights of the folder cannot give, as a clause
+        of its weights; "" for nothing.
+        """
+        if any(p.part for p in t.pieces):
+            return "is divided, its rows becoming columns,"
+        if t.stem in self.architecture.changes or t.plus_one:
+            return "has other values"
+        if any(p.transposed for p in t.pieces):
+            return "is transposed"
+        columns = self.architecture.columns.get(t.stem)
+        width = self.source.info(t.pieces[0].key).shape[-1]
+        order = None if columns is None else columns(self.settings, width)
+        return "" if order is None or (order == np.arange(width)).all() else "has its inputs in another order"
 
-    def _layer_slots(
-        self, key: str, info: TensorInfo, number: str, within: str, stems: Mapping[str, str]
-    ) -> Iterator[tuple[str, str, int, _Piece]]:
-        """The same for a tensor of a layer."""
-        start = f"blk.{number}."
-        if found := expert_names.parse(within):
-            leaf = found.leaf or "weight"
-            interleaved = found.expert is None and found.gate_up_alternate(self.architecture.model_type in INTERLEAVED)
-            parameter = found.expert is None and not info.quantized and not found.leaf
-            piece_number = -1 if found.expert is None else found.expert
-            for stem, rows in _halves(stems, found.path, found.projection, interleaved):
-                yield f"{start}{stem}.{leaf}", stem, piece_number, _Piece(key, rows, parameter and interleaved)
-            return
-        path, _, leaf = within.rpartition(".")
-        if f"{path}{PARAMETER}{leaf}" in stems:
-            stem = stems[f"{path}{PARAMETER}{leaf}"]
-            end = "" if stem in BARE.get(self.arch, ()) else ".bias" if stem == "exp_probs_b" else ".weight"
-            yield f"{start}{stem}{end}", stem, 0, _Piece(key)
-        elif path in stems:
-            yield f"{start}{stems[path]}.{leaf}", stems[path], 0, _Piece(key)
-        for fused, parts in _FUSED.items():
-            if fused in stems and path in parts:
-                yield f"{start}{stems[fused]}.{leaf}", stems[fused], parts.index(path), _Piece(key)
+    def _rotated_length(self) -> int:
+        """Channels of a head that rotate by the global layers' frequencies."""
+        return int(getattr(self.settings, "global_head_dim", None) or self.head_dim)
+
+    def _unused(self) -> dict[str, NDArray[np.float32]]:
+        """Zeros for tensors that a file has and no layer reads: Gemma 3n's keys of layers that take
+        another's, which a folder may leave out and llama.cpp asks for.
+        """
+        if self.arch != "gemma3n":
+            return {}
+        c = self.settings
+        shapes = {"attn_k": (c.num_key_value_heads * c.head_dim, c.hidden_size), "attn_k_norm": (c.head_dim,)}
+        shapes["attn_v"] = shapes["attn_k"]
+        names = [
+            (f"blk.{layer}.{stem}.weight", shape)
+            for layer in range(c.num_hidden_layers - c.num_kv_shared_layers, c.num_hidden_layers)
+            for stem, shape in shapes.items()
+        ]
+        return {
+            name: np.zeros(shape, np.float32)
+            for name, shape in names
+            if not {name, name.removesuffix(".weight")} & self._tensors.keys()
+        }
 
     # Values
 
@@ -214,7 +194,8 @@ class GGUFView(View):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        return {}
+        """What says that names are llama.cpp's."""
+        return {"general.architecture": self.arch}
 
     def tensor_name(self, key: str) -> str:
         """The name in the file of a key, packed or dense."""
@@ -251,31 +232,49 @@ class GGUFView(View):
         infos = [self.source.info(p.key) for p in t.pieces]
         first = infos[0]
         shapes = [self._shape(i, p) for i, p in zip(infos, t.pieces, strict=True)]
-        nbytes = sum(i.nbytes if p.rows == "all" else i.nbytes // 2 for i, p in zip(infos, t.pieces, strict=True))
+        nbytes = sum(i.nbytes * int(np.prod(s)) // max(1, int(np.prod(i.shape))) for i, s in zip(infos, shapes, strict=True))
         if t.stacked:
             shape: tuple[int, ...] = (len(shapes), *shapes[0])
         else:
             shape = (sum(s[0] for s in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
         if t.stem == ONE_ROW and len(shape) == 2:
             shape = shape[1:]
-        dtype = first.dtype if first.quantized else "float32" if self._is_float32(t, shape) else first.dtype
+        if not first.quantized and (change := self._change(t, shape)) is not None:
+            shape = change.write(self.settings, np.zeros(shape, np.float32)).shape
+        dtype = first.dtype if first.quantized else self._dtype(t, shape, first.dtype)
         return replace(first, key=key, shape=shape, dtype=dtype, nbytes=nbytes)
 
-    def _shape(self, info: TensorInfo, piece: _Piece) -> tuple[int, ...]:
-        shape = (*info.shape[:-2], info.shape[-1], info.shape[-2]) if piece.transposed else info.shape
-        if piece.rows == "all":
-            shape = shape[::-1] if self._inputs_first(piece) and not info.quantized and len(shape) == 2 else shape
+    def _shape(self, info: TensorInfo, piece: Piece) -> tuple[int, ...]:
+        shape = info.shape
+        if piece.experts:
+            shape = (piece.experts, shape[0] // piece.experts, *shape[1:])
+        if piece.transposed:
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        if piece.part is not None:
+            divide, number = piece.part
+            return divide(np.empty(shape, np.int8))[number].shape
+        if self._inputs_first(piece) and not info.quantized and len(shape) == 2:
+            shape = shape[::-1]
+        if piece.rows is None:
             return shape
-        axis = len(shape) - (1 if info.key.endswith("bias") else 2)
-        return (*shape[:axis], shape[axis] // 2, *shape[axis + 1 :])
+        axis = _row_axis(piece, len(shape))
+        return (*shape[:axis], len(piece.rows(shape[axis])), *shape[axis + 1 :])
 
-    def _inputs_first(self, piece: _Piece) -> bool:
+    def _inputs_first(self, piece: Piece) -> bool:
         """Whether transformers stores a dense matrix as (inputs, outputs)."""
         stems = INPUTS_FIRST.get(self.architecture.model_type, ())
         return piece.key.endswith(".weight") and any(piece.key.endswith(f".{self.architecture.names[s]}.weight") for s in stems)
 
-    def _is_float32(self, t: _Tensor, shape: tuple[int, ...]) -> bool:
-        return len(shape) < 2 or t.stem in FLOAT32 or t.name.endswith(".bias")
+    def _change(self, t: _Tensor, shape: tuple[int, ...]) -> Change | None:
+        """How the file has the values of a tensor that the folder has in this shape."""
+        return None if t.name.endswith(".bias") and len(shape) == 1 else self.architecture.changes.get(t.stem)
+
+    def _dtype(self, t: _Tensor, shape: tuple[int, ...], dtype: str) -> str:
+        """Numbers that are no weights of a product are float32, or int32."""
+        if dtype.startswith("int"):
+            return "int32"
+        plain = len(shape) < 2 or t.stem in FLOAT32 or t.stem in self.architecture.changes or t.name.endswith(".bias")
+        return "float32" if plain or t.stem.startswith(("hc_", "output_hc_")) else dtype
 
     def __getitem__(self, key: str) -> QTensor | NDArray[Any]:
         if key in self._factors:
@@ -285,16 +284,19 @@ class GGUFView(View):
 
     def rounder(self, rounder: Rounder) -> Rounder:
         """A function that rounds modules of the source, for modules of the view: in the source's
-        order of rows.
+        order of rows. What the file has of other values than the source is rounded as the file has
+        it.
         """
 
         def rounded(module: str, x: NDArray[Any], fmt: Format) -> QTensor:
             t = self._tensor(module if module in self._tensors else f"{module}.weight")
+            if self._needs_values(t):
+                return rounder(t.pieces[0].key.removesuffix(".weight"), x, fmt)
             read: list[QTensor | NDArray[Any]] = []
             for piece in t.pieces:
-                whole = self._read(replace(piece, rows="all"))
+                whole = self._read(replace(piece, rows=None))
                 q = rounder(piece.key.removesuffix(".weight"), np.asarray(whole), fmt)
-                read.append(q if piece.rows == "all" else take_rows(q, _chosen(q.shape[-2], piece.rows)))
+                read.append(q if piece.rows is None else take_rows(q, piece.rows(q.shape[-2])))
             joined = self._joined(t, read)
             assert isinstance(joined, QTensor)
             return joined
@@ -304,38 +306,51 @@ class GGUFView(View):
     def _joined(self, t: _Tensor, read: list[QTensor | NDArray[Any]]) -> QTensor | NDArray[Any]:
         """A tensor of the file from its pieces."""
         packed = [r for r in read if isinstance(r, QTensor)]
-        order = self._order(t, sum(r.shape[0] for r in read))
         if packed:
             if len(packed) != len(read):
                 raise CheckpointError(
                     f"[convert] {t.name}: some of its parts are packed and some are dense: {t.pieces[0].key}, ..."
                 )
             q = (stack(packed) if t.stacked else concat_rows(packed)) if len(packed) > 1 or t.stacked else packed[0]
+            order = self._order(t, q.shape[0])
             return q if order is None else take_rows(q, order)
         arrays = [np.asarray(r) for r in read]
         array = np.stack(arrays) if t.stacked else np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
-        array = array if order is None else array[order]
-        if t.plus_one:
-            array = array.astype(np.float32) + np.float32(1)
         if t.stem == ONE_ROW and array.ndim == 2:
             array = array[0]
-        return np.ascontiguousarray(array.astype(np.float32) if self._is_float32(t, array.shape) else array)
+        if (change := self._change(t, array.shape)) is not None:
+            array = change.write(self.settings, array.astype(np.float32))
+        if t.plus_one:
+            array = array.astype(np.float32) + np.float32(1)
+        columns = self.architecture.columns.get(t.stem)
+        if columns is not None and (inputs := columns(self.settings, array.shape[-1])) is not None:
+            array = array[..., np.argsort(inputs)]
+        order = self._order(t, array.shape[0])
+        array = array if order is None else array[order]
+        dtype = self._dtype(t, array.shape, array.dtype.name)
+        return np.ascontiguousarray(array if dtype == array.dtype.name else array.astype(dtype))
 
     def _order(self, t: _Tensor, rows: int) -> NDArray[np.int64] | None:
-        order = row_order(self.architecture, t.stem, rows, self.heads, self.head_dim)
+        if t.stem in self.architecture.splits:  # each piece is in order
+            return None
+        order = self.names.order(t.stem, rows)
         return None if order is None else np.argsort(order)
 
-    def _read(self, piece: _Piece) -> QTensor | NDArray[Any]:
+    def _read(self, piece: Piece) -> QTensor | NDArray[Any]:
         weight = self.source[piece.key]
         if isinstance(weight, QTensor):
-            if piece.rows == "all":
-                return weight
-            return take_rows(weight, _chosen(weight.shape[-2], piece.rows))
-        array = np.swapaxes(weight, -1, -2) if piece.transposed else weight
-        if piece.rows == "all":
-            return array.T if self._inputs_first(piece) else array
-        axis = array.ndim - (1 if piece.key.endswith("bias") else 2)
-        return np.take(array, _chosen(array.shape[axis], piece.rows), axis)
+            return weight if piece.rows is None else take_rows(weight, piece.rows(weight.shape[-2]))
+        array = weight.reshape(piece.experts, -1, *weight.shape[1:]) if piece.experts else weight
+        array = np.swapaxes(array, -1, -2) if piece.transposed else array
+        if piece.part is not None:
+            divide, number = piece.part
+            return divide(array)[number]
+        if self._inputs_first(piece) and array.ndim == 2:
+            array = array.T
+        if piece.rows is None:
+            return array
+        axis = _row_axis(piece, array.ndim)
+        return np.take(array, piece.rows(array.shape[axis]), axis)
 
     def fetch(self, key: str) -> None:
         for p in self._tensors[key].pieces if key in self._tensors else ():
@@ -354,7 +369,27 @@ class GGUFView(View):
             pair("general.architecture", "string", self.arch), pair("general.type", "string", "model"),
             pair("general.name", "string", folder.resolve().name), pair("general.quantization_version", "uint32", 2),
         ]  # fmt: skip
-        return [*general, *self._model_pairs(), *vocabulary_pairs(folder, own, rows, self.arch)]
+        return [*general, *self._model_pairs(), *self._keyed_pairs(), *vocabulary_pairs(folder, own, rows, self.arch)]
+
+    def _keyed_pairs(self) -> list[Pair]:
+        """Key-values that are parameters of the model."""
+        layers = int(self.settings.num_hidden_layers)
+
+        def values(keyed: Keyed, keys: Mapping[int, str]) -> list[Any]:
+            read = {layer: np.asarray(self.source[key]).reshape(-1).tolist() for layer, key in keys.items()}
+            if "int" in keyed.kind:
+                return next(iter(read.values()))
+            missing = [i for i in range(layers) if i not in read]
+            if missing and keyed.default is None:
+                raise CheckpointError(f"[convert] {self.source.path}: layer {missing[0]} has no {keyed.key.rpartition('.')[2]}")
+            return [read[i][0] if i in read else keyed.default for i in range(layers)]
+
+        stated = {keyed: self.names.keyed.get(keyed, {}) for keyed in KEYED.get(self.arch, {}).values()}
+        return [
+            pair(_key(self.arch, keyed.key), keyed.kind, values(keyed, keys))
+            for keyed, keys in stated.items()
+            if keys or keyed.default is not None
+        ]
 
     def _model_pairs(self) -> list[Pair]:
         def get(name: str) -> Any:
@@ -362,15 +397,15 @@ class GGUFView(View):
             outer, _, inner = name.rpartition(".")
             return _one(getattr(getattr(self.settings, outer) if outer else self.settings, inner, None))
 
-        hidden, kv = int(self.settings.hidden_size), get("num_key_value_heads") or self.heads
+        hidden, kv = int(self.settings.hidden_size), get("num_key_value_heads") or self.heads or None
         rope = _main_rope(self.settings)
-        rotated = int(self.head_dim * float(rope.get("partial_rotary_factor") or get("partial_rotary_factor") or 1))
+        rotated = int(self.head_dim * float(rope.get("partial_rotary_factor") or get("partial_rotary_factor") or 1)) or None
         sizes = {
             "context_length": get("max_position_embeddings") or get("max_seq_len"), "embedding_length": hidden,
             "block_count": get("num_hidden_layers"),
             "feed_forward_length": get("intermediate_size") or get("n_inner") or 4 * hidden,
-            "attention.head_count": self.heads, "attention.head_count_kv": kv, "attention.key_length": self.head_dim,
-            "attention.value_length": self.head_dim, "rope.dimension_count": rotated, "vocab_size": get("vocab_size"),
+            "attention.head_count": self.heads, "attention.head_count_kv": kv, "attention.key_length": self.head_dim or None,
+            "attention.value_length": self.head_dim or None, "rope.dimension_count": rotated, "vocab_size": get("vocab_size"),
         }  # fmt: skip
         stated: list[tuple[str, str, Any]] = [(key, "uint32", value) for key, value in sizes.items()]
         key, name = self.architecture.eps
@@ -392,16 +427,16 @@ class GGUFView(View):
         fields: tuple[Field, ...] = (*self.architecture.fields, *STATED.get(self.arch, ()))
         stated += [(f.key, kinds[f.kind], get(f.name)) for f in fields]
         stated += CONSTANT.get(self.arch, ())
-        stated += DERIVED.get(self.arch, lambda settings: [])(self.settings)
+        stated += DERIVED.get(self.arch, nothing)(self.settings, self.shapes)
         if self.arch in SHARED_WIDTHS:
             width, count = map(get, SHARED_WIDTHS[self.arch])
-            stated.append(("expert_shared_feed_forward_length", "uint32", width * (1 if count is None else count) or None))
+            stated.append(("expert_shared_feed_forward_length", "uint32", (width or 0) * (1 if count is None else count) or None))
         last: dict[str, tuple[str, Any]] = {}
         for key, kind, value in stated:
             value = value[0] if isinstance(value, list) and value and not kind.startswith("array") else value
             if value is not None:
                 last[key] = (kind, value)
-        return [pair(f"{self.arch}.{key}", kind, value) for key, (kind, value) in last.items()]
+        return [pair(_key(self.arch, key), kind, value) for key, (kind, value) in last.items()]
 
     def _read_back(self) -> None:
         """UnsupportedError where the header describes another model than the configuration."""
@@ -419,6 +454,8 @@ class GGUFView(View):
             if name == "original_max_position_embeddings" and _main_rope(self.settings).get("rope_type", "default") == "default":
                 continue  # Phi-3 chooses between long and short factors by it, and there are none
             if name == "rope_parameters":
+                if value is None:  # the model does not rotate
+                    continue
                 value, own = _comparable(value), _comparable(own)
                 if own.get("rope_type") == "llama3":
                     continue  # the reader has the tensor of its factors in their place
@@ -426,6 +463,7 @@ class GGUFView(View):
                 own = vars(own)  # a configuration within the configuration
             if not _equal(value, own if isinstance(value, list) else _one(own)):
                 different.append(f"{name} is {own!r}, a GGUF of {self.arch} says {value!r}")
+        different += self._unstated(read)
         if different:
             raise UnsupportedError(
                 f"[convert] {self.source.path}: its config.json describes a model that a GGUF of {self.arch} cannot state: "
@@ -437,13 +475,40 @@ class GGUFView(View):
                 f"the file states no sliding window: texts longer than {window:,} tokens are read whole, where the model "
                 "drops the oldest"
             )
-        if self.left_out:
-            self.notes.append(
-                f"the text model alone is written, without {plural(len(self.left_out), 'tensor')} of its image or sound encoder"
-            )
+        for what in dict.fromkeys(self.left_out.values()):
+            count = sum(why == what for why in self.left_out.values())
+            self.notes.append(f"the text model alone is written, without {plural(count, 'tensor')} of {what}")
+
+    def _unstated(self, read: Mapping[str, Any]) -> list[str]:
+        """Fields that no key states and that the reader's configuration has at its default."""
+        from transformers import AutoConfig
+
+        fields = {k: v for k, v in read.items() if k != "model_type"}
+        try:
+            default = AutoConfig.for_model(str(read["model_type"]), **fields)
+        except Exception:  # what its checks raise is raised when the file is loaded, too
+            return []
+        stated: dict[str, Any] = default.to_dict()
+        out = []
+        for name, value in stated.items():
+            own = getattr(self.settings, name, None)
+            if name in read or not _COMPUTES.fullmatch(name) or own is None or isinstance(value, dict):
+                continue
+            if not _equal(_ACTIVATIONS.get(str(value), value), _ACTIVATIONS.get(str(own), own)):
+                out.append(f"{name} is {own!r}, a GGUF of {self.arch} says {value!r}")
+        return out
 
 
-_NOT_COMPARED = ("model_type", "tie_word_embeddings", "vocab_size", "use_bias", "use_qkv_bias", "partial_rotary_factor")
+_COMPUTES = re.compile(
+    r"(?!init|time_step_scale)\w*(hidden_act|_activation|activation_function|multipliers?|scaling|_scale|softcapping|clip_\w+|_limit)"
+)
+"""Fields of a configuration that change what its model computes, stated by a file or not."""
+_ACTIVATIONS = dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python"), "gelu") | {"swish": "silu"}
+"""Names of one activation: llama.cpp has one GELU."""
+_NOT_COMPARED = (
+    "model_type", "tie_word_embeddings", "vocab_size", "use_bias", "use_qkv_bias", "partial_rotary_factor", "rope_theta",
+    "compress_rope_theta",
+)  # fmt: skip
 """Settings that are read from the tensors, or that the reader gives under several names."""
 
 
@@ -471,22 +536,16 @@ def _comparable(rope: Any) -> Any:
     return {k: _comparable(v) for k, v in rope.items() if v is not None}
 
 
-def _halves(stems: Mapping[str, str], path: str, projection: str, interleaved: bool) -> Iterator[tuple[str, str]]:
-    """(stem, rows) of a projection of experts: gate and up where it holds both."""
-    if projection != "gate_up_proj":
-        if f"{path}{EXPERTS}{projection}" in stems:
-            yield stems[f"{path}{EXPERTS}{projection}"], "all"
-        return
-    for half, rows in zip(("gate_proj", "up_proj"), ("even", "odd") if interleaved else ("first", "second"), strict=True):
-        if f"{path}{EXPERTS}{half}" in stems:
-            yield stems[f"{path}{EXPERTS}{half}"], rows
+def _row_axis(piece: Piece, axes: int) -> int:
+    """The axis of rows: the first of a vector, a matrix or a kernel, the second of a stack."""
+    if piece.key.endswith("bias"):
+        return axes - 1
+    return axes - 2 if piece.whole_stack else 0
 
 
-def _chosen(rows: int, which: str) -> NDArray[np.int64]:
-    start, stop, step = {"even": (0, rows, 2), "odd": (1, rows, 2), "first": (0, rows // 2, 1), "second": (rows // 2, rows, 1)}[
-        which
-    ]
-    return np.arange(start, stop, step)
+def _key(arch: str, key: str) -> str:
+    """The whole key of one that `stated` has."""
+    return key[1:] if key.startswith("/") else f"{arch}.{key}"
 
 
 class Replaced(View):
@@ -510,7 +569,7 @@ def _settings(source: Checkpoint) -> Any:
     from transformers import AutoConfig
 
     raw = {
-        k: v
+        k: decoded_floats(v)
         for k, v in source.config.items()
         if k not in ("quantization_config", "quantization", "compression_config", "auto_map")
     }
@@ -521,13 +580,17 @@ def _settings(source: Checkpoint) -> Any:
             "Give a GGUF of the same model with --like"
         )
     try:
-        return AutoConfig.for_model(kind, **raw).get_text_config(decoder=True)
+        register(kind)
+        settings = AutoConfig.for_model(kind, **raw).get_text_config(decoder=True)
     except Exception as error:  # its checks raise errors of many kinds
         raise UnsupportedError(
             f"[convert] {source.path}: its config.json describes no {kind} that transformers knows "
             f"({' '.join(str(error).split())[:120]}). Give a GGUF of the same model, of any type, with --like: names, tokenizer "
             "and key-values are taken from it (llama.cpp's convert_hf_to_gguf.py makes one)"
         ) from error
+    settings.architectures = raw.get("architectures")
+    settings.allow_global_per_layer_attribute_access = True
+    return SAME_SIZES.get(str(settings.model_type), lambda config: config)(settings)
 
 
 def _main_rope(settings: Any) -> dict[str, Any]:
@@ -537,34 +600,26 @@ def _main_rope(settings: Any) -> dict[str, Any]:
     return dict(main)
 
 
-def architecture_for(source: Checkpoint, model_type: str) -> tuple[str, Architecture]:
-    """(general.architecture, table) of a transformers model type. UnsupportedError for one without
-    a table.
-    """
+def task_of(settings: Any) -> str:
+    """What a configuration's class does: `Architecture.task`."""
+    if getattr(settings, "use_bidirectional_attention", False) or getattr(settings, "is_causal", True) is False:
+        return "encoder"
+    return "encoder" if "T5EncoderModel" in (getattr(settings, "architectures", None) or ()) else "text"
+
+
+def architecture_for(source: Checkpoint, settings: Any) -> tuple[str, Architecture]:
+    """(general.architecture, table) of a configuration. UnsupportedError for one without a table."""
+    model_type = str(settings.model_type)
     wanted = SAME_MODEL.get(model_type, model_type)
-    if wanted == MIXTRAL.model_type:
-        return "llama", MIXTRAL
+    if wanted in VARIANTS:
+        return VARIANTS[wanted](settings, task_of(settings))
     names = [name for name, a in ARCHITECTURES.items() if a.model_type == wanted]
-    names.sort(key=lambda name: ARCHITECTURES[name].task != "text")  # Gemma 3's encoder is no Gemma 3
     if not names:
-        known = sorted({a.model_type for a in ARCHITECTURES.values()} | {MIXTRAL.model_type, *SAME_MODEL})
+        known = sorted({a.model_type for a in ARCHITECTURES.values()} | {*VARIANTS, *SAME_MODEL})
         raise UnsupportedError(
             f"[convert] {source.path}: model_type {model_type!r} has no table of a GGUF here; there are {', '.join(known)}. A "
             "GGUF of the same model, of any type, gives names and key-values with --like"
         )
     plain = re.sub(r"[-_]", "", wanted)
     name = next((n for n in names if re.sub(r"[-_]", "", n) == plain), names[0])
-    if feature := unsupported(ARCHITECTURES[name]):
-        raise UnsupportedError(
-            f"[convert] {source.path}: {model_type} changes tensors on the way into a GGUF ({feature}); give --like"
-        )
     return name, ARCHITECTURES[name]
-
-
-def _variant(name: str, architecture: Architecture, settings: Any) -> tuple[str, Architecture]:
-    """The table of a model, which for some names depends on the configuration."""
-    if name == "hrm_text":
-        return name, hrm_text(int(settings.num_layers_per_stack))
-    if name == "cohere2moe" and getattr(settings, "rms_norm_eps", None):
-        return name, COHERE2_MOE_RMS
-    return name, architecture

@@ -32,6 +32,8 @@ from .rotation import llama3_rope
 
 INTERLEAVED = ("gpt_oss",)
 """Model types whose gate and up rows alternate in one stack."""
+TRANSPOSED = ("gpt_oss", "llama4_text")
+"""Model types whose parameters of experts are [e, k, n]."""
 STACKED = ("gpt_oss", "granitemoe")
 """Model types whose own checkpoints have no tensors of single experts."""
 

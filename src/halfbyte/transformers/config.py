@@ -15,7 +15,7 @@ from typing import Any
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.config_numbers import impossible_number
-from ..checkpoints.io.bounded_json import check_plain_files
+from ..checkpoints.io.bounded_json import check_plain_files, decoded_floats
 from ..conversion.to_dense import QUANTIZATION_KEYS
 from ..errors import CheckpointError, UnsupportedError
 from ..generation.native_tokenizer import folder_of, summary_of
@@ -70,8 +70,6 @@ IMPLEMENTATIONS = re.compile(r"_?(attn|experts)_implementation(_internal|_autose
 def plain_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A configuration without what names code or implementations (a warning reports it), its
     encoded floats decoded.
-
-    transformers writes an infinity as {"__float__": "Infinity"}.
     """
     removed: list[str] = []
 
@@ -80,8 +78,6 @@ def plain_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
             return [clean(v) for v in value]
         if not isinstance(value, dict):
             return value
-        if list(value) == ["__float__"] and str(value["__float__"]).lstrip("+-") in ("Infinity", "NaN"):
-            return float(value["__float__"])
         out = {}
         for key, item in value.items():
             if key in CODE or (IMPLEMENTATIONS.fullmatch(str(key)) and item is not None):
@@ -90,7 +86,7 @@ def plain_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
                 out[key] = clean(item)
         return out
 
-    plain: dict[str, Any] = clean(dict(config))
+    plain: dict[str, Any] = decoded_floats(clean(dict(config)))
     if removed:
         warnings.warn(
             f"{where}: config.json names code or implementations, which are not used: {', '.join(removed)}",

@@ -31,6 +31,8 @@ from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.ledger import ACTIVATION_SCALES, UNREADABLE
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
+from ..errors import CheckpointError, UnsupportedError
+from ..gguf_models.to_gguf import GGUFView
 from ..gguf_models.view import as_model
 from ..numerics.error_stats import ErrorStats
 from ..numerics.exact import dtype_named
@@ -164,8 +166,8 @@ def verify(
     if dtype is not None:
         dtype = dtype_named(dtype).name
     a, b = rows_by_name(a), rows_by_name(b)
-    if rules is None:
-        a, b = _in_one_convention(a, b), _in_one_convention(b, a)
+    if not rules:
+        a, b = _in_one_convention(a, b, rules is None)
     unaccounted = [*_unaccounted(a, left=True), *_unaccounted(b, left=False)]
     left_dialect = dialect_of(a.keys(), a.config, a.metadata)
     right_dialect = dialect_of(b.keys(), b.config, b.metadata)
@@ -183,10 +185,24 @@ def verify(
     return out
 
 
-def _in_one_convention(checkpoint: Checkpoint, other: Checkpoint) -> Checkpoint:
-    """A GGUF under transformers' names where it is compared with a checkpoint that has them."""
-    foreign = not isinstance(other, GGUFCheckpoint) and not dialect_of(other.keys(), other.config, other.metadata).gguf
-    return as_model(checkpoint, "") if foreign else checkpoint
+def _in_one_convention(a: Checkpoint, b: Checkpoint, whole: bool) -> tuple[Checkpoint, Checkpoint]:
+    """A GGUF and a folder under names of one side: transformers' where all of the file's tensors
+    have them, else llama.cpp's. `whole` also puts the file's rows in transformers' order.
+    """
+    if isinstance(a, GGUFCheckpoint) == isinstance(b, GGUFCheckpoint):
+        return a, b
+    file, other = (a, b) if isinstance(a, GGUFCheckpoint) else (b, a)
+    if dialect_of(other.keys(), other.config, other.metadata).gguf:
+        return a, b
+    model = as_model(file, "")
+    if model is file:
+        try:
+            other = GGUFView(other, names_only=True)
+        except (UnsupportedError, CheckpointError):
+            return a, b
+    elif not whole:
+        return a, b
+    return (model, other) if file is a else (other, model)
 
 
 def _unaccounted(checkpoint: Checkpoint, left: bool) -> list[Comparison]:

@@ -135,3 +135,14 @@ def check_token_ids(path: Path, op: str) -> None:
     for token, index in found:
         if isinstance(index, int) and index > MAX_TOKEN_ID:
             raise CheckpointError(f"[{op}] {path}: token {token!r:.60} has id {index}; ids up to {MAX_TOKEN_ID:,} are allowed")
+
+
+def decoded_floats(value: Any) -> Any:
+    """A configuration's value with the floats that transformers encodes: {"__float__": "Infinity"}."""
+    if isinstance(value, list):
+        return [decoded_floats(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if list(value) == ["__float__"] and str(value["__float__"]).lstrip("+-") in ("Infinity", "NaN"):
+        return float(value["__float__"])
+    return {k: decoded_floats(v) for k, v in value.items()}

@@ -190,7 +190,7 @@ class GGUFFilling(Filling):
         if architecture.norm_offset and path.endswith("norm") and leaf == "weight" and stem not in architecture.plain_norms:
             array = array.astype(np.float32) - np.float32(1)
         if stem in architecture.changes and not (leaf == "bias" and array.ndim == 1):
-            array = architecture.changes[stem](self.model.config, array)
+            array = architecture.changes[stem].read(self.model.config, array)
         have = getattr(self.module(key, path), leaf, None)
         if isinstance(have, torch.Tensor) and have.ndim == 2 and array.shape == tuple(have.shape[1:]) and len(have) == 1:
             array = array[None]  # a matrix of one row, which the file has as a vector
@@ -213,7 +213,7 @@ class GGUFFilling(Filling):
             for key in keys
         ]
         if join is not None:
-            array = join(self.model.config, arrays)
+            array = join.read(self.model.config, arrays)
         else:
             array = np.concatenate(arrays)
             order = None if order_of is None else order_of(self.model.config, len(array))
