@@ -11,6 +11,7 @@ import pytest
 
 import halfbyte as hb
 from halfbyte.checkpoints.hub import local_copy
+from halfbyte.checkpoints.io.home import expanded
 from halfbyte.cli import app as cli
 from halfbyte.cli.failures import guarded
 from halfbyte.cli.opening import config_of
@@ -18,6 +19,7 @@ from halfbyte.conversion import convert_checkpoint
 from halfbyte.conversion.quantize import quantize_checkpoint
 from halfbyte.conversion.recipe import recipe_of
 from halfbyte.conversion.to_dense import dequantize_checkpoint
+from halfbyte.errors import CheckpointError
 from halfbyte.evaluation.texts import read_text
 from halfbyte.generation.memory_plan import Planner
 from halfbyte.generation.templates import template_named
@@ -88,3 +90,23 @@ def test_calls_that_read_other_files(home):
     assert local_copy("~/model") == home / "model"
     assert Planner("~/model").plan(16).total > 0
     assert hb.load_model("~/model")[0] is not None
+
+
+def test_a_user_who_is_not_there_is_left_as_written(capsys):
+    """`Path.expanduser` raises RuntimeError, which no caller expects."""
+    assert expanded("~no_such_user/x") == Path("~no_such_user/x")
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        hb.open("~no_such_user/x")
+    assert cli.main(["inspect", "~no_such_user/x"]) == 2
+    assert "fault" not in capsys.readouterr().err
+    sources = Path(hb.__file__).parent.rglob("*.py")
+    assert [p.name for p in sources if ".expanduser()" in p.read_text("utf-8")] == []
+
+
+def test_an_interruption_before_a_command_is_one_line(monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_command_line", interrupted)
+    assert cli.main(["inspect", "x"]) == 130
+    assert capsys.readouterr().err == "halfbyte: interrupted\n"

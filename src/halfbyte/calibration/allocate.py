@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints import Checkpoint
+from ..checkpoints.io.home import expanded
 from ..conversion.allocation import Allocation, Unit, allocated, overhead_of
 from ..conversion.quantize import quantize_checkpoint
 from ..conversion.recipe import Recipe
@@ -155,7 +156,7 @@ class _Trial:
         self.checkpoint, self.text, self.method, self.from_packed = checkpoint, text, method, from_packed
         self.context, self.sequences, self.device, self.folder = context, sequences, device, folder
         self.dense, tokenizer = load_model(checkpoint.path)
-        self.windows = windows_of(tokenizer, Path(text).expanduser(), context, sequences)
+        self.windows = windows_of(tokenizer, expanded(text), context, sequences)
 
     def measure(self, recipe: Recipe) -> Comparison:
         """Beside the dense model."""

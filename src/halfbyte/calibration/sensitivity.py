@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoints import Checkpoint, TensorInfo
+from ..checkpoints.io.home import expanded
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..conversion.allocation import KEEP, Choice, Unit, allocatable, candidate_codecs, choices_of, unit_namer
 from ..conversion.quantize import check_dense
@@ -109,7 +110,7 @@ def sensitivities(
     base = recipe_of(str(goals[0].target))
     checkpoint = rows_by_name(with_transposed_experts(checkpoint, base))
     source = layer_source(checkpoint, where)
-    ids = token_sequences(source.tokenizer, Path(text).expanduser(), context, sequences)
+    ids = token_sequences(source.tokenizer, expanded(text), context, sequences)
     with tempfile.TemporaryDirectory(prefix="halfbyte-") as folder:
         passes = _Passes(checkpoint, source, ids, where, Path(folder), seed)
         measured = _Measured(checkpoint, layout, goals, method, passes.tokens)

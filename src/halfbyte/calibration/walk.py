@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..checkpoints.io.home import expanded
 from ..checkpoints.io.regular_file import TEXT_BYTES, read_given
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..conversion.expert_formats import check_experts
@@ -128,7 +129,7 @@ def calibrate(
     check_experts(checkpoint, recipe)
     checkpoint = rows_by_name(with_transposed_experts(checkpoint, recipe))
     source = layer_source(checkpoint, where)
-    ids = token_sequences(source.tokenizer, Path(text).expanduser(), context, sequences)
+    ids = token_sequences(source.tokenizer, expanded(text), context, sequences)
     digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
     learning = (learning or LearningOptions()) if method == "learned" else None
     options = "act-order " if act_order else "" if learning is None else f"{learning} "

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import CheckpointError, plural
 from .base import Checkpoint
 from .findings import Finding
+from .io.home import expanded
 from .io.regular_file import LFS_ADVICE, LFS_POINTER, open_regular, pieces_advice
 from .safetensors.checkpoint import SafetensorsCheckpoint
 from .safetensors.folder import Sources, sources_of
@@ -66,7 +67,7 @@ def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Che
         raise CheckpointError(f"[open] {path!r:.80} is a {type(path).__name__}; give the path of a folder or a file")
     if not os.fspath(path):
         raise CheckpointError("[open] the path is empty; give a folder or a file, '.' for this folder")
-    given, path = path, Path(path).expanduser()
+    given, path = path, expanded(path)
     if config is not None and not isinstance(config, Mapping):
         raise CheckpointError(
             f"[open] {path}: config is a {type(config).__name__}; wanted the dictionary of a quantization_config"

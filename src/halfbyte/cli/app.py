@@ -111,6 +111,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _command_line()(args=words, prog_name="halfbyte")
         except SystemExit as stop:
             return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
-        except OSError as error:  # outside of any command: --help or --version that could not be printed
+        except (OSError, KeyboardInterrupt) as error:  # outside of any command, as --help that could not be printed
             return explain("halfbyte", error)
     return 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..checkpoints.io.home import expanded
 from ..errors import FormatError, UnsupportedError
 from .terminal import Column, print_json, print_table
 
@@ -174,7 +174,7 @@ def _of_model(
     wanted = model.LLAMA in peers.split(",")
     if wanted and why:
         typer.echo(f"{model.LLAMA} is left out: {why}", err=True)
-    records = _shown(model.bench_model(Path(path).expanduser(), activations=modes, with_llama=wanted and not why, **timing), show)
+    records = _shown(model.bench_model(expanded(path), activations=modes, with_llama=wanted and not why, **timing), show)
     if markdown:
         for line in model.markdown(records):
             typer.echo(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from json import dumps as encode
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..checkpoints.io.home import expanded
 from ..errors import CheckpointError
 from .drawing import ChatTemplate, MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
 from .engine import ActivationsOption, Engine, EngineOption, text_model
@@ -132,7 +132,7 @@ def _command(talk: Any, text: str) -> bool:
         from ..checkpoints.io.safe_files import replace_text
 
         try:
-            replace_text(Path(os.path.expanduser(rest)), encode(talk.messages, indent=2, ensure_ascii=False) + "\n")
+            replace_text(expanded(rest), encode(talk.messages, indent=2, ensure_ascii=False) + "\n")
         except CheckpointError as error:
             complain(str(error))
     else:

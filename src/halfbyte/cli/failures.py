@@ -87,7 +87,7 @@ def _expanded(value: Any) -> Any:
     """A path, or a list of them, with the home folder in place of ~."""
     if isinstance(value, list):
         return [_expanded(v) for v in value]
-    return value.expanduser() if isinstance(value, Path) else value
+    return Path(os.path.expanduser(value)) if isinstance(value, Path) else value
 
 
 def explain(name: str, error: BaseException) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..checkpoints.io.home import expanded
 from .failures import complain
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def config_of(text: str | None) -> dict[str, Any] | None:
 
     if text is None:
         return None
-    return parse_object(text.encode(), "--config") if text.lstrip().startswith("{") else read_json(Path(text).expanduser())
+    return parse_object(text.encode(), "--config") if text.lstrip().startswith("{") else read_json(expanded(text))
 
 
 def downloaded(path: Path) -> Path:

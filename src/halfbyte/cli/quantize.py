@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..checkpoints.io.home import expanded
 from ..errors import FormatError, HalfbyteError, plural
 from .convert import TensorsOption, rows_of
 from .failures import complain_of_notes
@@ -202,7 +203,7 @@ def quantize(
                     sequences=sequences,
                     device=device,
                     from_packed=from_packed,
-                    folder=out.expanduser().absolute().parent,
+                    folder=expanded(out).absolute().parent,
                     max_shard_size=limit,
                     progress=report,
                 )

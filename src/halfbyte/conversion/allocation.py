@@ -26,6 +26,7 @@ from ..checkpoints import Checkpoint, TensorInfo, expert_names
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf.writer import ALIGNMENT, pairs_of
 from ..checkpoints.io.bounded_json import CONFIG_BYTES
+from ..checkpoints.io.home import expanded
 from ..checkpoints.io.regular_file import read_given
 from ..checkpoints.io.safe_files import replace_text
 from ..checkpoints.safetensors.writer import ENTRY_ROOM
@@ -185,7 +186,7 @@ class Allocation:
 
     def save(self, path: str | Path) -> Path:
         """Write the recipe file."""
-        path = Path(path).expanduser()
+        path = expanded(path)
         tensors = [
             {"name": u.name, "codec": c.codec, "weights": u.weights, "bytes": c.nbytes, "kl": c.kl}
             for u, c in zip(self.units, self.choices, strict=True)
@@ -202,7 +203,7 @@ class Allocation:
 
 def read_recipe(path: str | Path) -> tuple[str, list[str]]:
     """(target, rules) of a recipe file. CheckpointError when it is none."""
-    path = Path(path).expanduser()
+    path = expanded(path)
     try:
         value = json.loads(read_given(path, CONFIG_BYTES).decode("utf-8"))
     except (UnicodeDecodeError, ValueError) as error:
@@ -220,7 +221,7 @@ def check_recipe_path(path: Path) -> None:
     """CheckpointError, before the work, where no recipe can be written: there is no folder, or the
     file is no recipe.
     """
-    path = path.expanduser()
+    path = expanded(path)
     if not path.absolute().parent.is_dir():
         raise CheckpointError(f"[quantize] --save-recipe {path}: there is no folder {path.absolute().parent}; make it first")
     if path.exists():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..checkpoints.io.home import expanded
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..checkpoints.views.mlx_experts import MLXExperts
 from ..errors import CheckpointError, FormatError, ShapeError, plural
@@ -219,7 +219,7 @@ def quantize_checkpoint(
     word = method if isinstance(method, str) else named or repr(method)
     result = write_checkpoint(
         checkpoint,
-        Path(out).expanduser(),
+        expanded(out),
         recipe.goal,
         lossy=True,
         plan=plan,

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint, TensorInfo, expert_names
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..checkpoints.io.home import expanded
 from ..checkpoints.io.journal import make_folder
 from ..checkpoints.io.output_path import CARRIED, check_output_path
 from ..checkpoints.io.safe_files import WriteError, carried_files
@@ -295,7 +296,7 @@ def dequantize_checkpoint(
     Raises CheckpointError when the ledger has problems (`Checkpoint.check`), when `out` exists,
     when the disk is too small, or when a tensor cannot be read.
     """
-    given = Path(out).expanduser()
+    given = expanded(out)
     out = Path(os.path.abspath(given))  # "." has no name for a temporary file beside it
     word = dtype_named(dtype).name if dtype else dense_dtype(checkpoint.config)
     if word == "float64":

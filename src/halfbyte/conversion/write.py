@@ -18,6 +18,7 @@ from typing import Any
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..checkpoints.io.home import expanded
 from ..checkpoints.io.journal import WriteError, make_folder
 from ..checkpoints.io.output_path import check_output_path
 from ..checkpoints.ledger import ACTIVATION_SCALES
@@ -79,14 +80,14 @@ def convert_checkpoint(
         like.check("convert")
         checkpoint = RenamedLike(checkpoint, rows_by_name(like))
     else:
-        check_suffix(Path(out).expanduser(), goal)
+        check_suffix(expanded(out), goal)
         checkpoint = as_gguf(checkpoint) if goal.layout == "gguf" else as_model(checkpoint, goal.layout)
         # A ModelView stacks experts itself, and a GGUF that is no model keeps its names.
         if goal.layout == "mlx" and not isinstance(checkpoint, ModelView | GGUFCheckpoint):
             checkpoint = MLXExperts(checkpoint)
     return write_checkpoint(
         checkpoint,
-        Path(out).expanduser(),
+        expanded(out),
         goal,
         lossy=lossy,
         plan=plan,

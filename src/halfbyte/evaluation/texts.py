@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.io.home import expanded
 from ..checkpoints.io.regular_file import TEXT_BYTES, read_given
 from ..generation.templates import token_ids
 from .protocols import EvaluationError
@@ -18,7 +19,7 @@ def read_text(path: str | Path) -> str:
     """A UTF-8 file as it is, line ends included; of a .jsonl file, the `text` of every line, joined
     by an empty line.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     try:
         text = read_given(path, TEXT_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:

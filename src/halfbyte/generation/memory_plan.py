@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from .. import checkpoints
 from ..checkpoints import Checkpoint
+from ..checkpoints.io.home import expanded
 from ..errors import CheckpointError, HalfbyteError
 from ..formats import format_named, packed_nbytes
 from ..spec import Format
@@ -111,7 +112,7 @@ class Planner:
         config: Mapping[str, Any] | None = None,
         allow_unknown: Sequence[str] = (),
     ) -> None:
-        self.path, self.device = Path(path).expanduser(), device
+        self.path, self.device = expanded(path), device
         if device not in ("cpu", "cuda"):
             raise CheckpointError(f"[plan] device {device!r}; allowed: cpu, cuda")
         self.dtype = dtype or ("float32" if device == "cpu" else "bfloat16")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from ..checkpoints.io.home import expanded
 from ..errors import HalfbyteError, UnsupportedError
 from .template_limits import check_template, template_limits
 
@@ -32,7 +32,7 @@ def template_named(name: str, command: str = "chat") -> tuple[str, tuple[str, ..
     """
     if name in TEMPLATES:
         return TEMPLATES[name], ENDS[name]
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not path.is_file():
         raise UnsupportedError(
             f"[{command}] --chat-template {name}; allowed: {', '.join(TEMPLATES)}, or a file with a Jinja template"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints import expert_names
+from ..checkpoints.io.home import expanded
 from ..errors import CheckpointError
 
 _WRAPPERS = frozenset({"model", "language_model", "text_model", "transformer", "base_model"})
@@ -190,7 +191,7 @@ def read_rules(texts: Iterable[str]) -> Rules:
     pairs: list[tuple[str, str]] = []
     for text in texts:
         if "=" not in text or os.path.isfile(text):
-            pairs += _file_rules(Path(text).expanduser())
+            pairs += _file_rules(expanded(text))
         else:
             pairs.append(_pair(text, text))
     rules = []

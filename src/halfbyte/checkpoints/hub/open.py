@@ -14,6 +14,7 @@ from ...errors import CheckpointError, plural
 from ...numerics.background import Background
 from ..base import Checkpoint
 from ..findings import Finding
+from ..io.home import expanded
 from ..io.output_path import CARRIED
 from ..safetensors.checkpoint import SafetensorsCheckpoint
 from ..safetensors.folder import SIDE_CONFIGS, Sources, index_among, sources_of
@@ -121,7 +122,7 @@ def local_copy(path: str | os.PathLike[str] | HubName, say: Callable[[str], None
     name = path if isinstance(path, HubName) else parse_name(path)
     if name is None:
         assert not isinstance(path, HubName)
-        return Path(path).expanduser()
+        return expanded(path)
     hub = library(name)
     if is_offline():
         with explained(name):

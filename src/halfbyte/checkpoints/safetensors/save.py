@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...errors import CheckpointError
 from ...tensor.qtensor import QTensor
 from ..base import Checkpoint, Progress
+from ..io.home import expanded
 from ..open import open as open_checkpoint
 from .checkpoint import SafetensorsCheckpoint
 from .native_layout import OwnLayout
@@ -43,7 +44,7 @@ def save(
         weights.check("save")
     names = tuple(weights.keys())
     if isinstance(weights, Checkpoint):
-        _check_path(Path(path).expanduser(), weights)
+        _check_path(expanded(path), weights)
     layout = OwnLayout()
     with SafetensorsWriter(path, {**(metadata or {}), "format": "halfbyte", "version": VERSION}, expected=4 * len(names)) as out:
         for done, name in enumerate(names):

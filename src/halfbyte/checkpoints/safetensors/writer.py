@@ -14,13 +14,13 @@ import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError
+from ..io.home import expanded
 from ..io.resumable_file import ResumableFile
 from ..io.safe_files import create
 from .file import NUMPY_DTYPES
@@ -76,7 +76,7 @@ class SafetensorsWriter(ResumableFile):
         if not all(isinstance(k, str) and isinstance(v, str) for k, v in self.metadata.items()):
             raise CheckpointError(f"[save] {path}: metadata {self.metadata!r:.120}; a safetensors header holds strings only")
         room = _aligned(512 + len(json.dumps(self.metadata)) + ENTRY_ROOM * expected)
-        super().__init__(Path(path).expanduser(), room, "save", work, private)
+        super().__init__(expanded(path), room, "save", work, private)
         self.sums: list[int] | None = None
 
     @staticmethod
