@@ -97,7 +97,7 @@ def test_the_command_prints_one_row_a_kind_and_findings_worst_first(monkeypatch,
     out = capsys.readouterr().out
     assert out.startswith("some/model: mlx, 9 tensors in 1 file, 9,216 B\n")
     row = next(line for line in out.splitlines() if line.startswith("model.layers.*.mlp.up_proj"))
-    assert row.split() == ["model.layers.*.mlp.up_proj", "3", "mlx", "mxfp4:g32", "64x32", "4.25", "3,264", "B"]
+    assert row.split() == ["model.layers.*.mlp.up_proj", "3", "mxfp4:g32", "64x32", "4.25", "3,264", "B"]
     assert "packed: 7 tensors, 14.3k weights, 4.857 bits/weight, 8,704 B" in out
     assert "dense:  2 tensors, 192 weights" in out
     errors = [line.split()[0] for line in out.splitlines() if line.startswith(("error [", "warning [", "note ["))]

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import select
+import subprocess
+import sys
 
 import pytest
 
@@ -11,6 +16,7 @@ from halfbyte.cli import doctor as doctor_module
 from halfbyte.cli import main
 from halfbyte.cli import terminal as t
 from halfbyte.cli.terminal import Column, print_table
+from support.tiny_models import write_tiny
 
 COLUMNS = (
     Column("tensor"), Column("why"), Column("bits", True), Column("a long heading", True), Column("dtype", optional=2),
@@ -141,3 +147,64 @@ def test_a_terminal_next_to_no_width_gets_every_word(width, capsys, monkeypatch)
     assert max(map(len, lines)) <= t.NARROWEST + 8
     text = "".join("".join(lines).split())
     assert all(cell.replace(" ", "") in text for row in ROWS for cell in row[:5])
+
+
+SENTENCE = "checked: 211 keep their values by rule; `halfbyte verify small.gguf folder` compares every value, with no tolerance"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_sentence_is_broken_at_spaces_and_a_command_is_not(width, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    t.print_wrapped(SENTENCE, "  ")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= max(width, len("    `halfbyte verify small.gguf folder`"))
+    assert any("`halfbyte verify small.gguf folder`" in line for line in lines)
+    assert [line[: len(line) - len(line.lstrip())] for line in lines] == ["  ", *["    "] * (len(lines) - 1)]
+    assert " ".join(" ".join(lines).split()) == SENTENCE
+
+
+def test_a_file_gets_a_sentence_on_one_line(capsys):
+    t.print_wrapped(SENTENCE)
+    assert capsys.readouterr().out == f"{SENTENCE}\n"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize(("what", "total"), [("dequantizing", 538_100_000), ("converting", 987_654_321)])
+def test_a_line_of_progress_fits(width, what, total):
+    """In a terminal, with the longest name of a tensor: no line is wider, none is lost."""
+    pty = pytest.importorskip("pty")
+    key = "model.layers.17.post_feedforward_layernorm.weight"
+    ours, theirs = pty.openpty()
+    program = (
+        f"from halfbyte.cli.terminal import progress\nwith progress({what!r}, True) as update:\n"
+        f"    for i in range(1, 4):\n        update(i * {total} // 3, {total}, {key!r})"
+    )
+    environment = os.environ | {"COLUMNS": str(width), "TERM": "xterm"}
+    with subprocess.Popen([sys.executable, "-c", program], stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        seen = b""
+        while select.select([ours], [], [], 60)[0]:
+            try:
+                seen += os.read(ours, 4096)
+            except OSError:  # the end of a pseudo terminal on Linux
+                break
+        assert process.wait(60) == 0
+    os.close(ours)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()).replace("\r", "\n").split("\n")
+    bars = [line for line in lines if line.startswith(what)]
+    assert max(map(len, lines)) <= width
+    assert "MB" in bars[-1]
+    assert bars[-1].rstrip().endswith("weight" if width > 60 else "t")
+
+
+@pytest.mark.parametrize("command", ["plan", "serve", "eval"])
+def test_without_torch_one_line_says_what_to_install(command, tmp_path):
+    """And transformers, which would advise to install PyTorch, is not imported first."""
+    write_tiny(tmp_path / "m", "llama", "halfbyte")
+    (tmp_path / "text.txt").write_text("a b c")
+    program = "import sys; sys.modules['torch'] = None; from halfbyte.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = [command, str(tmp_path / "m"), *(["--text", str(tmp_path / "text.txt")] if command == "eval" else [])]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert re.fullmatch(rf"halfbyte: \[{command}\] a package is missing: torch, .*pip install 'halfbyte\[\w+\]'\n", done.stderr)

@@ -43,6 +43,41 @@ def test_the_code_of_a_page_runs(page, model, tmp_path, monkeypatch):
     assert not torch.distributed.is_initialized()
 
 
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+MEASURED = re.compile(r"(\d+) s with\s+SmolLM2\s+135M and\s+(\d+) s\s+with\s+Gemma\s+3\s+270M")
+
+
+def time_of(page: Path) -> str:
+    """The paragraph that says how long a guide takes, above its first section and block."""
+    head = re.split(r"^(?:## |```)", page.read_text("utf-8"), maxsplit=1, flags=re.M)[0]
+    found = re.findall(r"^Time: (?:.+\n)+", head, re.M)
+    assert len(found) == 1, f"{page}: one paragraph `Time: ...` above the first section"
+    return found[0]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name)
+def test_a_guide_says_how_long_it_takes(page):
+    """In words, and in the seconds of both models that benchmarks/guides.md has, which also names
+    each guide with code that was not followed to its end.
+    """
+    said = time_of(page)
+    assert re.match(r"Time: [\w ]*(?:minutes?|hour)\b", said)
+    table, _, left_out = (ROOT / "benchmarks" / "guides.md").read_text("utf-8").partition("## Not followed")
+    row = re.search(rf"^\| {page.stem} \| ([^|]+) \| ([^|]+) \|", table, re.M)
+    assert row, f"benchmarks/guides.md has no row of {page.stem}"
+    measured = MEASURED.search(said)
+    assert (measured.groups() if measured else ("–", "–")) == tuple(cell.split()[0] for cell in row.groups())
+    runs = any(kind == "python" or not reason_not_to_run(text) for kind, text in steps(page))
+    assert measured or f"`{page.stem}`" in left_out or not runs
+
+
+def test_the_first_guide_says_how_to_get_what_all_start_from():
+    first = (ROOT / "docs" / "guides" / "run-a-model.md").read_text("utf-8")
+    commands = "".join(code for language, code in FENCE.findall(first) if language == "sh")
+    for file in page_runner.GIVEN:
+        assert re.search(rf"(?:[ ]|assemble\('){re.escape(file)}", commands), f"run-a-model.md: how to get {file}"
+
+
 def test_every_block_is_run_or_has_a_test():
     for page in PAGES:
         if page.stem in ELSEWHERE:

@@ -36,8 +36,10 @@ NOT_RUN = {
     r"vllm serve": "it needs vLLM; tests/vllm/test_plugin.py",
 }
 """Commands that are not run, and why."""
-PACKED = ("quantized", "checkpoint", "converted", "model-a", "model-b", "model-c", "model-nvfp4")
-DENSE = ("model", "original")
+GIVEN = ("model.gguf", "text.txt")
+"""The files that guides/run-a-model.md says how to get: all that a guide starts from."""
+WITHOUT_A_DENSE_FOLDER = ("choose-a-format",)
+"""Guides whose commands show their form alone, with the dense folder `model` as given."""
 PLACEHOLDERS = {"TEXT": "text.txt", "FILE": "text.txt", "A": "model.gguf", "B": "model.gguf"}
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen.\nThe quick brown fox.\n"
 
@@ -68,19 +70,14 @@ def statuses(words: list[str]) -> tuple[int, ...]:
 
 
 def prepare(folder: Path, model: Path, page: Path) -> None:
-    """The files that the page takes as given."""
+    """The files that the page takes as given: `GIVEN`, and a dense folder where the page is no
+    guide or shows forms of commands.
+    """
     (folder / "model.gguf").symlink_to(model)
     (folder / "text.txt").write_text(TEXT * 40, encoding="utf-8")
-    (folder / "wiki.txt").write_text(TEXT * 40, encoding="utf-8")
-    (folder / "original.gguf").symlink_to(model)
     words = {word for kind, line in steps(page) if kind == "command" for word in shlex.split(line)}
-    words |= {"model"} if "PATH" in words else set()
-    first: Path | None = None
-    for name in (*(n for n in DENSE if n in words), *(n for n in PACKED if n in words)):
-        command = ["dequantize"] if name in DENSE else ["convert", "--to", "halfbyte"]
-        source = first if name in PACKED and first is not None else model
-        assert main([command[0], str(source), str(folder / name), *command[1:]]) == 0
-        first = first or (folder / name if name in PACKED else None)
+    if words & {"model", "PATH"} and (page.parent != DOCS / "guides" or page.stem in WITHOUT_A_DENSE_FOLDER):
+        assert main(["dequantize", str(model), str(folder / "model")]) == 0
 
 
 def run(page: Path, model: Path, folder: Path, report: Callable[[str, float], None] = lambda step, seconds: None) -> int:

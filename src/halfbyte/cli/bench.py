@@ -9,7 +9,7 @@ import typer
 
 from ..checkpoints.io.home import expanded
 from ..errors import FormatError, UnsupportedError
-from .terminal import Column, print_json, print_table
+from .terminal import Column, print_json, print_table, print_wrapped
 
 
 def numbers_of(text: str, what: str, op: str = "bench") -> list[int]:
@@ -263,7 +263,7 @@ def _finish(records: list[dict[str, Any]], plot: str, markdown: bool, json: bool
             typer.echo(line)
     elif not json:
         for r in limits:
-            typer.echo(tables.limits_line(r))
+            print_wrapped(tables.limits_line(r))
         print_table([Column(h, i > 1) for i, h in enumerate(tables.HEADS)], [tables.row_of(r) for r in times])
     _draw(records, plot)
 

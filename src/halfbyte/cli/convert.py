@@ -16,7 +16,7 @@ from ..checkpoints.inspect import pattern_of
 from ..errors import FormatError, plural
 from .failures import complain, complain_of_notes
 from .opening import AllowUnknown, ConfigOption, open_with, warn_of_missing_tokenizer
-from .terminal import Column, human_bytes, print_json, print_table, printable, progress
+from .terminal import Column, human_bytes, print_json, print_table, print_wrapped, printable, progress
 
 if TYPE_CHECKING:
     from ..conversion import Converted
@@ -112,15 +112,15 @@ def _print(done: Converted, plan: bool, source: Path, each: bool) -> None:
         print()
     counts = ", ".join(f"{n:,} {kind}" for kind, n in done.counts.items() if n) or "no tensors"
     if plan:
-        print(f"would write {human_bytes(done.nbytes)} to {done.goal}: {counts}")
+        print_wrapped(f"would write {human_bytes(done.nbytes)} to {done.goal}: {counts}")
         return
     files = sum(f.endswith((".safetensors", ".gguf")) for f in done.files)
-    print(f"{printable(str(done.path))}: {counts}; {human_bytes(done.nbytes)} in {plural(files, 'file')}")
+    print_wrapped(f"{done.path}: {counts}; {human_bytes(done.nbytes)} in {plural(files, 'file')}")
     if done.resumed:
-        print(f"resumed an earlier run: {plural(done.resumed, 'tensor')} had been written")
+        print_wrapped(f"resumed an earlier run: {plural(done.resumed, 'tensor')} had been written")
     if done.dropped:
-        print(f"not written, used by the source's kernels only: {plural(len(done.dropped), 'activation scale')}")
-    print(_checked(done.counts, source, done.path))
+        print_wrapped(f"not written, used by the source's kernels only: {plural(len(done.dropped), 'activation scale')}")
+    print_wrapped(_checked(done.counts, source, done.path))
 
 
 _CHECKS = {

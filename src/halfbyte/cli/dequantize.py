@@ -10,7 +10,7 @@ import typer
 from ..errors import plural
 from .failures import complain, complain_of_notes
 from .opening import AllowUnknown, ConfigOption, open_with, warn_of_missing_tokenizer
-from .terminal import human_bytes, print_json, printable, progress
+from .terminal import human_bytes, print_json, print_wrapped, progress
 
 
 def dequantize(
@@ -49,10 +49,10 @@ def dequantize(
         print_json(written.record())
     else:
         files = sum(f.endswith(".safetensors") for f in written.files)
-        print(
-            f"{printable(str(written.path))}: {plural(written.tensors, 'tensor')}, {written.quantized:,} of them dequantized to "
+        print_wrapped(
+            f"{written.path}: {plural(written.tensors, 'tensor')}, {written.quantized:,} of them dequantized to "
             f"{written.dtype}, {human_bytes(written.nbytes)} in {plural(files, 'file')}"
         )
         if written.dropped:
-            print(f"not written, used by packed modules only: {plural(len(written.dropped), 'activation scale')}")
+            print_wrapped(f"not written, used by packed modules only: {plural(len(written.dropped), 'activation scale')}")
     return 0

@@ -14,7 +14,7 @@ from ..errors import UnsupportedError, plural
 from .engine import ActivationsOption
 from .generate import peak_memory
 from .opening import AllowUnknown, ConfigOption, check_report, config_of, downloaded, open_with
-from .terminal import Column, human_bytes, print_json, print_table, printable, progress
+from .terminal import Column, human_bytes, print_json, print_table, print_wrapped, progress
 
 _LAYERS = (Column("after"), Column("cosine", True), Column("smallest", True), Column("rel. RMS", True))
 SHOWN = 5
@@ -151,26 +151,30 @@ def eval(
 
 def _print(record: dict[str, Any], comparison: Any, verdicts: list[Any]) -> None:
     windows = f"{plural(record['chunks'], 'window')} of {record['context']} tokens, {record['protocol']} protocol"
-    print(printable(f"{record['path']}: {windows}, {plural(record['tokens'], 'token')} scored"))
-    print(f"perplexity {record['perplexity']:.4f} ± {record['perplexity_error']:.4f}")
-    print(f"{human_bytes(record['bytes'])}, {record['bits_per_weight']:.2f} bits/weight; {record['tokens_per_s']:.1f} tokens/s")
+    print_wrapped(f"{record['path']}: {windows}, {plural(record['tokens'], 'token')} scored")
+    print_wrapped(f"perplexity {record['perplexity']:.4f} ± {record['perplexity_error']:.4f}")
+    print_wrapped(
+        f"{human_bytes(record['bytes'])}, {record['bits_per_weight']:.2f} bits/weight; {record['tokens_per_s']:.1f} tokens/s"
+    )
     if record.get("against"):
         _print_against(record)
     if comparison is None:
         return
-    print(printable(f"\nbeside {record['baseline']} ({human_bytes(record['baseline_bytes'])}):"))
-    print(f"perplexity {record['baseline_perplexity']:.4f} there, {100 * record['perplexity_increase']:+.2f} %")
-    print(f"equal greedy tokens {100 * record['agreement']:.2f} %")
+    print()
+    print_wrapped(f"beside {record['baseline']} ({human_bytes(record['baseline_bytes'])}):")
+    print_wrapped(f"perplexity {record['baseline_perplexity']:.4f} there, {100 * record['perplexity_increase']:+.2f} %")
+    print_wrapped(f"equal greedy tokens {100 * record['agreement']:.2f} %")
     kl = f"mean {record['kl_mean']:.4g}, median {record['kl_median']:.4g}, 99th percentile {record['kl_p99']:.4g}"
-    print(f"KL divergence, nats: {kl}")
-    print(f"cosine: embedding {record['embedding_cosine']:.6f}, pooled {record['pooled_cosine']:.6f}\n")
+    print_wrapped(f"KL divergence, nats: {kl}")
+    print_wrapped(f"cosine: embedding {record['embedding_cosine']:.6f}, pooled {record['pooled_cosine']:.6f}")
+    print()
     worst = comparison.worst()
     rows = [[d.name, f"{d.cosine:.6f}", f"{d.least:.6f}", f"{d.relative_rms:.4g}"] for d in worst[:SHOWN]]
     print_table(_LAYERS, rows)
     if len(worst) > SHOWN:
-        print(f"and {len(worst) - SHOWN} better ones; --json and --report list all")
+        print_wrapped(f"and {len(worst) - SHOWN} better ones; --json and --report list all")
     for v in verdicts:
-        print(printable(f"{v.words} {v.measured} ({v.allowed} wanted): {'kept' if v.kept else 'missed'}"))
+        print_wrapped(f"{v.words} {v.measured} ({v.allowed} wanted): {'kept' if v.kept else 'missed'}")
 
 
 def _other_class(path: Path, options: dict[str, Any]) -> Callable[[], Any] | None:
@@ -197,11 +201,14 @@ def _check_against(against: str, path: Path, others: tuple[object, ...]) -> None
 
 def _print_against(record: dict[str, Any]) -> None:
     at = record["tokens_differ_at"]
-    print(f"\nbeside {record['against']}, from the same file:")
-    print("tokens of the text: all equal" if at is None else f"tokens of the text: the first {at:,} equal, the next is not")
-    print(f"perplexity {record['llama_cpp_perplexity']:.4f} there; equal greedy tokens {100 * record['agreement']:.2f} %")
-    print(f"KL divergence, nats: mean {record['kl_mean']:.4g}, 99th percentile {record['kl_p99']:.4g}")
+    print()
+    print_wrapped(f"beside {record['against']}, from the same file:")
+    print_wrapped(
+        "tokens of the text: all equal" if at is None else f"tokens of the text: the first {at:,} equal, the next is not"
+    )
+    print_wrapped(f"perplexity {record['llama_cpp_perplexity']:.4f} there; equal greedy tokens {100 * record['agreement']:.2f} %")
+    print_wrapped(f"KL divergence, nats: mean {record['kl_mean']:.4g}, 99th percentile {record['kl_p99']:.4g}")
     equal, ties, tokens = (record[f"greedy_{key}"] for key in ("equal", "ties", "tokens"))
     near = f", {ties} within {record['gap_error']:.2g}, by which rounded activations move the gap" if ties else ""
     rest = f", {tokens - equal - ties} others" if equal + ties < tokens else ""
-    print(f"greedy text: {equal} of {tokens} tokens equal{near}{rest}")
+    print_wrapped(f"greedy text: {equal} of {tokens} tokens equal{near}{rest}")

@@ -12,7 +12,7 @@ from ..errors import UnsupportedError
 from .drawing import MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
 from .engine import ActivationsOption, Engine, EngineOption, text_model
 from .opening import AllowUnknown, ConfigOption
-from .terminal import human_bytes, human_count, print_json, printable
+from .terminal import human_bytes, human_count, print_json, print_wrapped
 
 
 def generate(
@@ -78,7 +78,7 @@ def generate(
         print_json({"record": "summary", **facts, **record})
     else:
         print(flush=True)
-        print(printable(sentence(record)), file=sys.stderr)
+        print_wrapped(sentence(record), stream=sys.stderr)
     return 0
 
 
@@ -94,7 +94,7 @@ def _several(batch: Any, texts: list[str], facts: dict[str, str], size: Any, rea
             print_json({"record": "summary", "prompt": index, **facts, **record})
         else:
             print(f"{texts[index]}{generation.text}\n", flush=True)
-            print(printable(sentence(record)), file=sys.stderr)
+            print_wrapped(sentence(record), stream=sys.stderr)
 
 
 def summary(generation: Any, size: Any, ready_s: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import typer
 
 from ..errors import plural
 from .opening import AllowUnknown, ConfigOption, open_with
-from .terminal import print_json, printable, progress
+from .terminal import print_json, print_wrapped, progress
 
 
 def imatrix(
@@ -60,7 +60,7 @@ def imatrix(
             }
         )
         return 0
-    print(f"{printable(str(out))}: {plural(len(matrix.entries), 'weight')}, {matrix.chunks} x {matrix.chunk_size} tokens")
+    print_wrapped(f"{out}: {plural(len(matrix.entries), 'weight')}, {matrix.chunks} x {matrix.chunk_size} tokens")
     if unseen:
-        print(f"no token reached some experts of {', '.join(unseen[:6])}{', ...' if len(unseen) > 6 else ''}")
+        print_wrapped(f"no token reached some experts of {', '.join(unseen[:6])}{', ...' if len(unseen) > 6 else ''}")
     return 0

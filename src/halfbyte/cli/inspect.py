@@ -11,7 +11,7 @@ import typer
 from ..checkpoints import Checkpoint, Finding, TensorInfo
 from ..errors import plural
 from .opening import AllowUnknown, ConfigOption, check_report, open_with
-from .terminal import Column, human_bytes, human_count, print_json, print_table, printable, progress, shape_text
+from .terminal import Column, human_bytes, human_count, print_json, print_table, print_wrapped, progress, shape_text
 
 if TYPE_CHECKING:
     from ..checkpoints.ledger import Ledger
@@ -86,13 +86,16 @@ def _predict(path: Path, engine: str, config: str | None, allow_unknown: list[st
         for p in found:
             print_json(p.record())
         return int(any(p.verdict != FINE for p in found))
-    print(f"{printable(where)}: {kind}\n")
+    print_wrapped(f"{where}: {kind}")
+    print()
     shown = [p for p in found if each or not p.key]
     print_table(_PREDICTIONS, [[f"{p.engine} {p.version}", p.key or "all", p.verdict, p.reason] for p in shown])
     for p in {(p.reason, p.report, p.repair): p for p in found if p.verdict != FINE and p.report}.values():
-        print(f"\n{p.engine}, {p.verdict}: {p.reason}\n  report: {p.report}")
+        print()
+        print_wrapped(f"{p.engine}, {p.verdict}: {p.reason}")
+        print_wrapped(f"report: {p.report}", "  ")
         if p.repair:
-            print(f"  repair: {printable(p.repair)}")
+            print_wrapped(f"repair: {p.repair}", "  ")
     return int(any(p.verdict != FINE for p in found))
 
 
@@ -103,35 +106,36 @@ def _print(checkpoint: Checkpoint, findings: Sequence[Finding], each: bool, data
     sums = totals(infos)
     what = f"{plural(len(infos), 'tensor')} in {plural(len(sums.files), 'file')}, {human_bytes(sums.all.nbytes)}"
     remote = checkpoint.remote
-    print(f"{printable(remote.where if remote else str(checkpoint.path))}: {checkpoint.format}, {what}")
+    print_wrapped(f"{remote.where if remote else checkpoint.path}: {checkpoint.format}, {what}")
     if remote:
-        print(f"read by {plural(remote.requests, 'range request')} of {human_bytes(remote.received)} in all")
+        print_wrapped(f"read by {plural(remote.requests, 'range request')} of {human_bytes(remote.received)} in all")
     print()
     groups = [Group(i.key, (i,)) for i in infos] if each else grouped(infos)
-    columns = [c for c in _COLUMNS if not each or c.heading != "count"]
-    print_table(columns, [_row(g, each) for g in groups])
+    named = {i.layout for i in infos if i.layout} <= {checkpoint.format}  # by the line above the table
+    rows = [_row(g, each, not named) for g in groups]
+    print_table([c for c in _COLUMNS if not each or c.heading != "count"], rows)
     print()
     for word, share in (("packed", sums.packed), ("dense", sums.dense), ("all", sums.all)):
         if share.tensors and not (word == "all" and not (sums.packed.tensors and sums.dense.tensors)):
-            print(
+            print_wrapped(
                 f"{word + ':':<8}{plural(share.tensors, 'tensor')}, {human_count(share.weights)} weights, "
                 f"{share.bits_per_weight:.4g} bits/weight, {human_bytes(share.nbytes)}"
             )
     _print_ledger(checkpoint.ledger(), each)
     if not data:
-        print("values: not read; --data looks for NaN scales, overflow and zero points that do not fit")
+        print_wrapped("values: not read; --data looks for NaN scales, overflow and zero points that do not fit")
     _print_findings(findings, each)
 
 
-def _row(group: object, each: bool) -> list[str]:
+def _row(group: object, each: bool, layout: bool) -> list[str]:
     from ..checkpoints.inspect import Group, bits_per_weight, format_word
 
     assert isinstance(group, Group)
     first: TensorInfo = group.infos[0]
     count = [] if each else [f"{len(group.infos):,}"]
     return [
-        group.pattern, *count, first.layout, format_word(first), shape_text(first.shape), f"{bits_per_weight(first):.4g}",
-        human_bytes(group.nbytes),
+        group.pattern, *count, first.layout if layout else "", format_word(first), shape_text(first.shape),
+        f"{bits_per_weight(first):.4g}", human_bytes(group.nbytes),
     ]  # fmt: skip
 
 
@@ -142,8 +146,10 @@ def _print_ledger(ledger: Ledger, each: bool) -> None:
     for subject, word in (("tensor", "tensors"), ("key", "quantization config")):
         counts = ", ".join(f"{n:,} {status}" for status, n in ledger.counts(subject).items())
         if counts:
-            print(f"{word}: {counts}")
-    print(f"modules: not checked, {ledger.modules}" if ledger.modules else "modules: compared with the model's configuration")
+            print_wrapped(f"{word}: {counts}")
+    print_wrapped(
+        f"modules: not checked, {ledger.modules}" if ledger.modules else "modules: compared with the model's configuration"
+    )
     shown = [e for e in ledger.entries if e.status not in ("claimed", "dense", "consumed")]
     if each and shown:
         print()
@@ -162,8 +168,9 @@ def _print_findings(findings: Sequence[Finding], each: bool) -> None:
         kinds.setdefault((f.severity, f.code), []).append(f)
     for (severity, code), same in kinds.items():
         fix = fix_for(code)
-        print(f"\n{severity} [{code}]" + (f" fix: {fix}" if fix else ""))
+        print()
+        print_wrapped(f"{severity} [{code}]" + (f" fix: {fix}" if fix else ""))
         for f in same if each else same[:SHOWN]:
-            print(f"  {printable(f'{f.key}: {f.message}' if f.key else f.message)}")
+            print_wrapped(f"{f.key}: {f.message}" if f.key else f.message, "  ")
         if not each and len(same) > SHOWN:
-            print(f"  and {len(same) - SHOWN:,} more; --tensors and --json list all")
+            print_wrapped(f"and {len(same) - SHOWN:,} more; --tensors and --json list all", "  ")

@@ -10,7 +10,7 @@ import typer
 
 from ..numerics.memory_limit import memory_limit
 from .opening import AllowUnknown, ConfigOption, config_of
-from .terminal import Column, human_bytes, print_json, print_table, printable
+from .terminal import Column, human_bytes, print_json, print_table, print_wrapped
 
 
 def plan(
@@ -60,26 +60,26 @@ def plan(
             }
         )
         return int(made.fits is False or not below)
-    print(printable(f"{path}: {context:,} tokens, batch {batch}, {made.dtype} on {made.device}"))
+    print_wrapped(f"{path}: {context:,} tokens, batch {batch}, {made.dtype} on {made.device}")
     rows: list[tuple[str, int]] = [
         ("packed weights", made.packed), ("dense weights", made.dense), ("KV cache", made.cache),
         ("activations", made.activations), ("overhead", made.overhead), ("total, at most", made.total),
     ]  # fmt: skip
     print_table((Column("for"), Column("bytes", True)), [[name, human_bytes(n)] for name, n in rows])
     if made.loading > made.weights + made.cache + made.activations:
-        print(f"peak while the weights are read: {human_bytes(made.overhead + made.loading)}")
+        print_wrapped(f"peak while the weights are read: {human_bytes(made.overhead + made.loading)}")
     longest = getattr(planner.config, "max_position_embeddings", None)
     if longest and context > longest:
-        print(f"the model was made for texts of up to {longest:,} tokens")
+        print_wrapped(f"the model was made for texts of up to {longest:,} tokens")
     if where == "cuda" and not device and not _has_cuda():
-        print("planned for a CUDA device, which this machine has not; --device cpu plans for the processor")
+        print_wrapped("planned for a CUDA device, which this machine has not; --device cpu plans for the processor")
     if memory is not None:
-        print(f"{'fits' if made.fits else 'does not fit'} {human_bytes(memory)}")
+        print_wrapped(f"{'fits' if made.fits else 'does not fit'} {human_bytes(memory)}")
     if limit is not None:
         verb = "fits" if below else "does not fit"
-        print(f"{verb} the {human_bytes(limit.left)} that {limit.name} leaves this process")
+        print_wrapped(f"{verb} the {human_bytes(limit.left)} that {limit.name} leaves this process")
     for remedy in remedies:
-        print(f"would fit: {remedy}")
+        print_wrapped(f"would fit: {remedy}")
     return int(made.fits is False or not below)
 
 

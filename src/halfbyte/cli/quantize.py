@@ -15,7 +15,7 @@ from .convert import TensorsOption, rows_of
 from .failures import complain_of_notes
 from .generate import peak_memory
 from .opening import AllowUnknown, ConfigOption, check_report, open_with, warn_of_missing_tokenizer
-from .terminal import Column, human_bytes, print_json, print_table, printable, progress
+from .terminal import Column, human_bytes, print_json, print_table, print_wrapped, progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -287,7 +287,9 @@ def quantize(
             _print_allocation(allocation)
         _print(done, plan, tensors)
         if walked.get("layers_resumed"):
-            print(f"calibration taken up where an earlier run stopped: {walked['layers_resumed']} of {walked['layers']} layers")
+            print_wrapped(
+                f"calibration taken up where an earlier run stopped: {walked['layers_resumed']} of {walked['layers']} layers"
+            )
     return 0
 
 
@@ -391,7 +393,7 @@ def _print_allocation(allocation: Allocation) -> None:
     columns = (Column("codec"), Column("weights", True), Column("size", True), Column("estimated KL", True))
     print_table(columns, [[c, f"{w:,.0f}", human_bytes(int(b)), f"{kl:.3g}"] for c, (w, b, kl) in sorted(counts.items())])
     measured = allocation.facts.get("measured_kl")
-    print(
+    print_wrapped(
         f"{allocation.bits:.4g} bits a weight; estimated KL {allocation.kl:.4g} nats a token (no choice has less than "
         f"{allocation.bound:.4g})" + ("" if measured is None else f", measured {measured:.4g}")
     )
@@ -404,9 +406,9 @@ def _print(done: Converted, plan: bool, each: bool) -> None:
     print()
     counts = ", ".join(f"{n:,} {kind}" for kind, n in done.counts.items() if n)
     if plan:
-        print(f"would write {human_bytes(done.nbytes)} to {done.goal}: {counts}")
+        print_wrapped(f"would write {human_bytes(done.nbytes)} to {done.goal}: {counts}")
         return
     files = sum(f.endswith((".safetensors", ".gguf")) for f in done.files)
-    print(f"{printable(str(done.path))}: {counts}; {human_bytes(done.nbytes)} in {plural(files, 'file')}")
+    print_wrapped(f"{done.path}: {counts}; {human_bytes(done.nbytes)} in {plural(files, 'file')}")
     if done.resumed:
-        print(f"taken up where an earlier run stopped: {plural(done.resumed, 'tensor')} had been written")
+        print_wrapped(f"taken up where an earlier run stopped: {plural(done.resumed, 'tensor')} had been written")

@@ -10,7 +10,7 @@ import typer
 from ..errors import CheckpointError, plural
 from .engine import ActivationsOption, Engine, EngineOption, text_model
 from .opening import AllowUnknown, ConfigOption
-from .terminal import print_json, printable, progress
+from .terminal import print_json, print_wrapped, progress
 
 
 def sample(
@@ -68,7 +68,5 @@ def sample(
             "tokens": tokens, "seed": seed, "batch": batch, "characters": len(whole),
         })  # fmt: skip
         return 0
-    print(
-        f"{printable(str(out))}: {plural(sequences, 'sequence')} of {plural(tokens, 'token')}, {plural(len(whole), 'character')}"
-    )
+    print_wrapped(f"{out}: {plural(sequences, 'sequence')} of {plural(tokens, 'token')}, {plural(len(whole), 'character')}")
     return 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import BackendError, FormatError, plural
-from .terminal import Column, print_json, print_table
+from .terminal import Column, print_json, print_table, print_wrapped
 
 if TYPE_CHECKING:
     from ..bench.selftest import Bench, Outcome
@@ -55,9 +55,9 @@ def selftest(
     wrong = [o for o in outcomes if not o.passed]
     if not json:
         for bench in benches:
-            print(f"{bench.backend.name} ({bench.framework}): {bench.backend.describe()}")
+            print_wrapped(f"{bench.backend.name} ({bench.framework}): {bench.backend.describe()}")
         print_table(_COLUMNS, [_row(o) for o in outcomes])
-        print(f"{plural(len(outcomes), 'result')}, {len(wrong)} wrong")
+        print_wrapped(f"{plural(len(outcomes), 'result')}, {len(wrong)} wrong")
     return int(bool(wrong))
 
 

@@ -13,7 +13,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 UNLIMITED = 1 << 14
 """Columns of an output that is no terminal: a file or pipe gets every value whole, on one line."""
@@ -86,20 +86,37 @@ NARROWEST = 14
 """Columns a wrapped text column keeps; below it optional columns are left out."""
 
 
-def output_width() -> int:
-    """Columns of a line of output: the terminal's, `UNLIMITED` in a file or pipe."""
+def output_width(stream: TextIO | None = None) -> int:
+    """Columns of a line of `stream` (standard output): the terminal's, `UNLIMITED` in a file or
+    pipe.
+    """
     from rich.console import Console
 
-    terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
+    stream = sys.stdout if stream is None else stream
+    terminal = stream.isatty() or "COLUMNS" in os.environ
     # A terminal that does not know its size says 0 columns.
-    return max(Console(file=sys.stdout).width or 80, NARROWEST) if terminal else UNLIMITED
+    return max(Console(file=stream).width or 80, NARROWEST) if terminal else UNLIMITED
 
 
-def print_wrapped(text: str) -> None:
-    """A sentence or list, broken at spaces where the terminal is narrower; further lines are
-    indented.
+def print_wrapped(text: str, indent: str = "", stream: TextIO | None = None) -> None:
+    """A sentence or list on `stream` (standard output), broken at spaces where the terminal is
+    narrower, but not within a `command`, which is copied; further lines are indented by two columns
+    more.
     """
-    print("\n".join(textwrap.wrap(printable(text), output_width(), subsequent_indent="  ", break_on_hyphens=False)))
+    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", _INSIDE), printable(text))
+    lines = textwrap.wrap(
+        whole,
+        output_width(stream),
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    print("\n".join(lines).replace(_INSIDE, " "), file=stream, flush=stream is not None)
+
+
+_INSIDE = "\0"
+"""A space within a command while lines are broken: no printable text has it."""
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
@@ -216,6 +233,13 @@ def shape_text(shape: Sequence[int] | None) -> str:
     return "" if shape is None else "x".join(map(str, shape)) or "scalar"
 
 
+BAR_WIDTH = 16
+PROGRESS_WIDTH = BAR_WIDTH + 27
+"""Columns of a line of progress without its first word and its last: the bar, `123.4/567.8 MB`,
+`0:00:00`, and the spaces between.
+"""
+
+
 @contextlib.contextmanager
 def progress(what: str, in_bytes: bool = False) -> Iterator[ProgressCallback | None]:
     """A callback (done, total, key) that draws a bar on standard error; None when that is no
@@ -229,12 +253,15 @@ def progress(what: str, in_bytes: bool = False) -> Iterator[ProgressCallback | N
 
     count = DownloadColumn() if in_bytes else MofNCompleteColumn()
     key_column = TextColumn("{task.fields[key]}", markup=False)
-    columns = (TextColumn("{task.fields[what]}"), BarColumn(), count, TimeRemainingColumn(), key_column)
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    columns = (TextColumn("{task.fields[what]}"), BarColumn(BAR_WIDTH), count, TimeRemainingColumn(), key_column)
+    console = Console(stderr=True)
+    room = max((console.width or 80) - len(what) - PROGRESS_WIDTH, 1)
+    bar = Progress(*columns, console=console, transient=True)
     with bar:
         task = bar.add_task("", total=None, what=what, key="")
 
         def update(done: int, total: int, key: str) -> None:
-            bar.update(task, completed=done, total=total, key=printable(key))
+            name = printable(key)
+            bar.update(task, completed=done, total=total, key=name if len(name) <= room else f"…{name[len(name) - room + 1 :]}")
 
         yield update

@@ -9,7 +9,7 @@ import typer
 
 from ..errors import FormatError
 from .opening import AllowUnknown, ConfigOption, open_with
-from .terminal import Column, human_count, print_json, print_table, printable, progress, shape_text
+from .terminal import Column, human_count, print_json, print_table, print_wrapped, progress, shape_text
 
 if TYPE_CHECKING:
     from ..verification.compare import Comparison, Report
@@ -76,12 +76,12 @@ def _print(result: Report, every: bool) -> None:
         print()
     for c in shown:
         if c.note:
-            print(f"{printable(c.key)}: {c.note}")
+            print_wrapped(f"{c.key}: {c.note}")
         elif c.difference is not None and c.difference.worst is not None and c is shown[0]:
             row, column = c.difference.worst
-            print(f"worst value: {printable(c.key)}, row {row}, input {column}")
+            print_wrapped(f"worst value: {c.key}, row {row}, input {column}")
     counts = ", ".join(f"{n:,} {status}" for status, n in result.counts.items() if n)
-    print(f"{result.verdict}: {counts or 'no tensors on either side'}")
+    print_wrapped(f"{result.verdict}: {counts or 'no tensors on either side'}")
 
 
 def _row(c: Comparison) -> list[str]:

@@ -20,9 +20,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from peft import LoraConfig
-from peft.tuners.lora.layer import LoraLayer
-from peft.tuners.tuners_utils import check_adapters_to_merge
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +31,13 @@ from .composite_linear import CompositeLinear
 from .experts import UNGATED, DenseExperts, QExperts
 from .modules import QLinear
 from .packed_weight import PackedWeight
+
+try:
+    from peft import LoraConfig
+    from peft.tuners.lora.layer import LoraLayer
+    from peft.tuners.tuners_utils import check_adapters_to_merge
+except ModuleNotFoundError as e:
+    raise ModuleNotFoundError(f"{e.name}, which halfbyte.torch.peft needs; pip install peft", name=e.name) from e
 
 OTHER_PRODUCTS = ("use_dora", "lora_bias", "velora_config", "kasa_config", "alora_invocation_tokens", "use_qalora")
 """Fields of a LoraConfig that compute another product than x · (W + B · A · scaling)ᵀ."""
@@ -334,11 +338,13 @@ def _check_plain(config: Any) -> None:
 
 
 def _report(names: list[str], values: list[NDArray[np.float32]], rounded: list[QTensor]) -> float:
-    """‖rounded - values‖ / ‖values‖ of the weights together, which a warning names."""
+    """‖rounded - values‖ / ‖values‖ of the weights together, which a warning names unless it is 0."""
     exact = [v.astype(np.float64) for v in values]
     size = sum(float((v**2).sum()) for v in exact) ** 0.5
     off = sum(float(((q.dequantize("float32") - v) ** 2).sum()) for q, v in zip(rounded, exact, strict=True)) ** 0.5
     error = off / size if size else 0.0
+    if off == 0:
+        return error
     warnings.warn(
         f"[merge] {', '.join(names)} rounded to {rounded[0].format}: relative error {error:.3g} of a weight "
         f"{list(values[0].shape)}{f' and {len(values) - 1} more' if len(values) > 1 else ''}; merge_dense merges "

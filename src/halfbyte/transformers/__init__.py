@@ -4,6 +4,7 @@ tokenizers.
 
 try:
     from ..spec import Size
+    from ..torch import QLinear  # noqa: F401  first: without torch the library transformers prints advice of its own
     from .hf_quantizer import HalfbyteConfig, HalfbyteQuantizer
     from .load import import_model_code, load_model, model_size
 except ModuleNotFoundError as e:
