@@ -66,6 +66,8 @@ WRITING = """## What a GGUF of a folder cannot have
   heads than key heads, whose inputs have another order.
   The second projection of latent attention is divided; `deepseek2` and `mistral4` have it whole
   (`attn_kv_b`) where it is packed, as llama.cpp reads there alone.
+- Of vocabularies, BPE on bytes and BPE on characters with byte tokens are written. WordPiece (BERT)
+  and Unigram (T5) are refused; `--like`, a GGUF of the same model, gives them.
 - A = −exp(A_log) of a recurrent layer is rounded once, as llama.cpp's converter does; A_log cannot
   be had back to the last bit.
 - Factors that llama.cpp's converter multiplies into weights (the multipliers of `falcon-h1`) are
