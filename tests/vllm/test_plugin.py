@@ -19,6 +19,7 @@ import tomllib
 
 import torch
 from halfbyte.conversion import convert
+from halfbyte.numerics.waiting import POLICY
 from support import served_models
 from support.served_models import ASKED, BOUND, CELLS, IDS, KINDS, TOKENS, path_of, write
 from support.tiny_models import PRODUCERS, Producer, write_tiny
@@ -281,6 +282,23 @@ def test_a_gguf_that_was_converted(tmp_path, shape):
     dense = write(tmp_path, shape, "gguf")
     convert(tmp_path / "model.gguf", tmp_path / "in", to="halfbyte")
     check(tmp_path / "in", dense, quantization="halfbyte")
+
+
+def test_idle_threads_of_the_engine_sleep(tmp_path, monkeypatch):
+    """torch's threads leave the cores to the kernels in the process that vLLM starts after this,
+    and in no other model's.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    options = {"skip_tokenizer_init": True, "enforce_eager": True, "max_model_len": 64}
+    monkeypatch.delenv(POLICY, raising=False)
+    write(tmp_path / "theirs", "llama", "ct-int4")
+    EngineArgs(str(tmp_path / "theirs"), dtype="bfloat16", **options).create_engine_config()
+    assert POLICY not in os.environ
+    write(tmp_path / "packed", "llama", "bnb-nf4")
+    EngineArgs(str(tmp_path / "packed"), **options).create_engine_config()
+    assert os.environ[POLICY] == "passive"
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"  # it reads the variable anew
 
 
 SERVED = [

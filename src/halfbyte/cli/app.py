@@ -18,9 +18,9 @@ from typing import Annotated
 import typer
 import typer.main
 
+from ..numerics.waiting import let_threads_sleep
 from .failures import explain, guarded, warn
 from .terminal import survive_any_output
-from .waiting import let_threads_sleep
 
 COMMANDS = (
     "inspect", "dequantize", "convert", "quantize", "sample", "imatrix", "verify", "generate", "chat", "serve", "eval", "plan",

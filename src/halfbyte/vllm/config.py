@@ -10,6 +10,7 @@ without AVX-512 all packed integers, without AMX FP8 in blocks).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -27,6 +28,7 @@ from torch import nn
 
 from ..checkpoints.engines import amx_multiplies, is_fp8
 from ..errors import BackendError
+from ..numerics.waiting import let_threads_of_started_processes_sleep
 from .source import Projection, Source, stated_activations
 
 logger = init_logger("vllm.halfbyte")
@@ -112,6 +114,7 @@ class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not ty
         self.path = ""
         self._layers: tuple[dict[str, str], dict[str, dict[Projection, str]]] | None = None
         _use_loader()
+        let_threads_of_started_processes_sleep(os.environ)  # vLLM starts its engine after this
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

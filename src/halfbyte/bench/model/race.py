@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...errors import BackendError, UnsupportedError, plural
+from ...numerics.waiting import let_threads_of_started_processes_sleep
 from ..cpu.limits import machine_name
 from ..records import Record
 
@@ -48,7 +49,7 @@ def run_one(what: str, path: Path, threads: int, prompt: int, decode: int, clock
     # libraries read them at import.
     environment = os.environ | {"OMP_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count, "HALFBYTE_THREADS": count}
     if what != LLAMA:
-        environment.setdefault("OMP_WAIT_POLICY", "passive")  # as every other command does (cli/waiting.py)
+        let_threads_of_started_processes_sleep(environment)
     command = [sys.executable, "-m", "halfbyte.bench.model.run_one", what, str(path), count, str(prompt), str(decode), clock]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -11,7 +11,7 @@ import pytest
 
 from halfbyte.bench.model import race as model
 from halfbyte.cli import main
-from halfbyte.cli.waiting import POLICY
+from halfbyte.numerics.waiting import POLICY
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import MutableMapping
 
 POLICY = "OMP_WAIT_POLICY"
 
@@ -19,5 +20,12 @@ def let_threads_sleep() -> bool:
     """
     if "torch" in sys.modules or POLICY in os.environ:
         return False
-    os.environ[POLICY] = "passive"
+    let_threads_of_started_processes_sleep(os.environ)
     return True
+
+
+def let_threads_of_started_processes_sleep(environment: MutableMapping[str, str]) -> None:
+    """The same in the environment that a process not yet started will get; what the user has set
+    stays.
+    """
+    environment.setdefault(POLICY, "passive")
