@@ -80,14 +80,22 @@ def numpy_dtype(name):
 
 
 def within(y, x, q, bias, name):
-    """One rounding of each decoded weight, one of the output, and float32 sums; per element."""
-    x64, w64 = x.double().cpu().numpy(), q.dequantize("float64")
-    want = x64 @ w64.T + bias.double().cpu().numpy()
-    size = np.abs(x64) @ np.abs(w64.T)
-    u = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[name]
-    slack = u * size + u * np.abs(want) * 1.01 + 1e-5 * size + (2.0**-24 if name == "float16" else 0)
+    """`product_within` for a packed weight and the dtype of that name."""
+    product_within(y, x, q.dequantize("float64"), bias, DTYPES[name])
+
+
+def product_within(y, x, w, bias, dtype):
+    """y is x · wᵀ + bias up to one rounding of each decoded weight and one of the output to a dtype
+    of 16 bits, and float32 sums; per element. bias may be None.
+    """
+    x64 = x.double().cpu().numpy()
+    want = x64 @ w.T + (0 if bias is None else bias.double().cpu().numpy())
+    size = np.abs(x64) @ np.abs(w.T)
+    u = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[dtype]
+    slack = u * size + u * np.abs(want) * 1.01 + 1e-5 * size + (2.0**-24 if dtype == torch.float16 else 0)
     error = np.abs(y.double().cpu().numpy() - want)
-    assert (error <= slack).all(), (q.shape, x.shape, float((error / slack).max()))
+    assert error.shape == want.shape
+    assert (error <= slack).all(), (w.shape, x.shape, float((error / slack).max()))
 
 
 def stack(word, shape, rng):

@@ -18,7 +18,7 @@ from halfbyte.backends import backend_named
 from halfbyte.errors import CheckpointError, ShapeError, UnsupportedError
 from halfbyte.tensor.qtensor import QTensor
 from halfbyte.vllm.source import stated_activations
-from support.gpu_weights import random_parts, stack
+from support.gpu_weights import product_within, random_parts, stack
 from support.vllm_stand_in import vllm_classes
 from torch import nn
 
@@ -83,16 +83,7 @@ def activations(device, inputs, dtype, tokens=5):
 
 
 def agrees(y, x, dense, bias=None):
-    """y is x · denseᵀ + bias up to one rounding of each decoded weight and of the result to y's
-    dtype, and float32 sums.
-    """
-    x64, w64 = x.double().cpu().numpy(), np.asarray(dense, np.float64)
-    want = x64 @ w64.T + (0 if bias is None else bias.double().cpu().numpy())
-    size = np.abs(x64) @ np.abs(w64.T) + (0 if bias is None else np.abs(bias.double().cpu().numpy()))
-    u = {torch.float32: 0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[y.dtype]
-    slack = u * size + u * 1.01 * np.abs(want) + 1e-5 * size + (2.0**-24 if y.dtype == torch.float16 else 0)
-    assert y.shape == want.shape
-    assert (np.abs(y.double().cpu().numpy() - want) <= slack).all()
+    product_within(y, x, dense, bias, y.dtype)
 
 
 def dtype_of(device):
