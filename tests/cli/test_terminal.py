@@ -8,6 +8,8 @@ import re
 import select
 import subprocess
 import sys
+import typing
+from enum import EnumMeta
 
 import pytest
 
@@ -15,6 +17,7 @@ import halfbyte
 from halfbyte.cli import doctor as doctor_module
 from halfbyte.cli import main
 from halfbyte.cli import terminal as t
+from halfbyte.cli.app import app
 from halfbyte.cli.terminal import Column, print_table
 from support.tiny_models import write_tiny
 
@@ -76,6 +79,22 @@ def test_without_arguments_one_screen_answers(capsys):
     assert err == ""
     for words in (f"halfbyte {halfbyte.__version__}", "What it does", "For whom", "halfbyte inspect PATH", "halfbyte chat PATH"):
         assert words in out
+
+
+COMMANDS = {command.name or command.callback.__name__: command.callback for command in app.registered_commands}
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_the_help_of_a_command_has_every_word_whole_at_80_columns(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Usage: " in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    kinds = typing.get_type_hints(COMMANDS[command]).values()
+    choices = {choice.value for kind in kinds if isinstance(kind, EnumMeta) for choice in kind}
+    assert choices <= set(re.findall(r"[a-z]+", out))
 
 
 @pytest.mark.parametrize("option", ["--version", "-v"])

@@ -45,7 +45,12 @@ ActivationsOption = Annotated[
     ),
 ]
 EngineOption = Annotated[
-    Engine, typer.Option("--engine", help="native: no torch; common architectures. auto: native where it can.")
+    Engine,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE",
+        help="native: no torch; common architectures. transformers: every model. auto: native where it can.",
+    ),
 ]
 
 

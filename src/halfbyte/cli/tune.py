@@ -13,13 +13,15 @@ from ..errors import BackendError, plural
 from .bench import numbers_of, shapes_of
 from .terminal import print_json
 
+FORMATS = "int4:g128,uint4:g128,affine4:g64,mxfp4,nvfp4,int8:g128"
+
 
 def tune(
     shape: Annotated[str, typer.Option(help="N,K of weights; several with ';' between.")] = "14336,4096;4096,4096;4096,14336",
     m: Annotated[str, typer.Option("--m", help="Tokens, with commas between; an entry serves calls up to its m.")] = "2,4,16,64",
-    format: Annotated[str, typer.Option("--format", help="Codecs, with commas between.")] = (
-        "int4:g128,uint4:g128,affine4:g64,mxfp4,nvfp4,int8:g128"
-    ),
+    format: Annotated[
+        str, typer.Option("--format", help="Codecs, with commas between.", show_default=FORMATS.replace(",", ", "))
+    ] = FORMATS,
     out: Annotated[Path | None, typer.Option(help="File to write; the user's own for this card by default.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that compile.")] = 8,
     json: Annotated[bool, typer.Option("--json", help="A JSON line a measurement.")] = False,
