@@ -73,7 +73,9 @@ WRITING = """## What a GGUF of a folder cannot have
 - Factors that llama.cpp's converter multiplies into weights (the multipliers of `falcon-h1`) are
   written only where they are 1; other values are refused by their names.
 - A model whose configuration says what no key states (another activation, a scale, a pattern of
-  layers) is refused by the name of the field.
+  layers, YaRN's `attention_factor`) is refused by the name of the field. Kinds of GELU (`gelu`,
+  `gelu_new`) are one in a GGUF: a note names the kind that is read back. Logits of small random
+  models changed by up to 1e-2.
 - Tensors of an image or sound encoder, of layers that predict further tokens, and of an encoder's
   own heads are left out, and a note counts them.
 """

@@ -25,6 +25,10 @@ STATED = {"bailingmoe3": {"head_dim": 16}, "gemma-embedding": {"sliding_window":
 """Numbers that transformers' configurations compute others from when they are read, and save
 those.
 """
+STRETCHED = {
+    "rope_type": "llama3", "rope_theta": 5e4, "factor": 4.0, "original_max_position_embeddings": 16, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}  # fmt: skip
 UNUSED = {"gemma3n": ("blk.20.attn_", "blk.21.attn_")}
 """Tensors that no layer reads."""
 
@@ -95,6 +99,15 @@ def test_verify_compares_the_folder_with_the_file(tmp_path, case):
     assert main(["verify", str(tmp_path / "folder"), str(back)]) == 1
 
 
+def test_another_kind_of_gelu_is_noted(tmp_path, capsys):
+    model = family_model("gpt2")
+    folder = saved(tmp_path / "folder", "gpt2", model, write_family(tmp_path / "m.gguf", "gpt2", model))
+    config = json.loads((folder / "config.json").read_text()) | {"activation_function": "gelu"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert main(["convert", str(folder), str(tmp_path / "back.gguf"), "--to", "gguf"]) == 0
+    assert "activation_function is 'gelu'; a GGUF has one GELU for all kinds" in capsys.readouterr().err
+
+
 PACKED = (
     "granitehybrid", "nemotron_h_moe", "lfm2moe", "qwen3next", "deepseek2", "deepseek2:v2", "mistral4", "minimax-m3", "falcon",
     "bailingmoe2", "mimo2", "phimoe", "deepseek4", "gemma4", "smallthinker", "apertus", "mistral3", "mamba2", "falcon-h1",
@@ -145,6 +158,15 @@ def test_a_packed_weight_whose_values_are_needed_is_refused(tmp_path, capsys, ca
         ("qwen35", {"hidden_act": "relu"}, "hidden_act is 'relu', a GGUF of qwen35 says 'silu'"),
         ("falcon-h1", {"key_multiplier": 0.5}, "key_multiplier is 0.5, a GGUF of falcon-h1 says 1.0"),
         ("jamba", {"expert_layer_period": 3}, "expert_layer_period is 3, a GGUF of jamba says 2"),
+        ("smollm3", {"no_rope_layers": [0, 1, 1, 1]}, "no_rope_layers is [0, 1, 1, 1], a GGUF of smollm3 says "),
+        ("falcon", {"activation": "relu"}, "activation is 'relu', a GGUF of falcon says 'gelu'"),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights is False, a GGUF of gpt2 says True"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True, a GGUF of gpt2 says False"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm is True"),
+        ("t5", {"relative_attention_max_distance": 64}, "relative_attention_max_distance is 64, a GGUF of t5 says 128"),
+        ("deepseek2", {"rope_parameters": STRETCHED | {"mscale_all_dim": 0.7}}, "'mscale_all_dim': 0.7"),
+        ("deepseek2", {"rope_interleave": False}, "rope_interleave is False, a GGUF of deepseek2 says True"),
+        ("llama4", {"moe_layers": [0]}, "moe_layers is [0], a GGUF of llama4 says "),
     ],
 )
 def test_what_no_key_states_is_refused(tmp_path, capsys, case, change, said):
@@ -155,6 +177,43 @@ def test_what_no_key_states_is_refused(tmp_path, capsys, case, change, said):
     assert main(["convert", str(folder), str(tmp_path / "back.gguf"), "--to", "gguf"]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "back.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"beta_fast": 8.0, "beta_slow": 2.0}, ""),
+        ({"mscale": 1.0, "mscale_all_dim": 1.0}, "'attention_factor': 1.0"),
+        ({"mscale": 0.7, "mscale_all_dim": 0.3}, "'mscale_all_dim': 0.3"),
+        ({"attention_factor": 1.7}, "'attention_factor': 1.7"),
+        ({"truncate": False}, "'truncate': False"),
+    ],
+)
+def test_yarn_is_stated_whole_or_refused(tmp_path, capsys, change, said):
+    """Every number of the rotation reaches the file, or is named; none is passed over."""
+    model = family_model("qwen3:yarn")
+    source = write_family(tmp_path / "m.gguf", "qwen3:yarn", model)
+    model.config.rope_parameters |= change
+    model = type(model).from_pretrained(saved(tmp_path / "folder", "qwen3:yarn", model, source)).eval()
+    code = main(["convert", str(tmp_path / "folder"), str(tmp_path / "back.gguf"), "--to", "gguf"])
+    assert (code, (tmp_path / "back.gguf").exists()) == ((2, False) if said else (0, True))
+    assert said in capsys.readouterr().err
+    if not said:
+        np.testing.assert_array_equal(logits(halfbyte.load_model(tmp_path / "back.gguf")[0]), logits(model))
+
+
+@pytest.mark.parametrize("case", ["falcon", "lfm2moe", "minimax-m2", "qwen35", "starcoder2"])
+def test_llama3_rotation_of_any_model(tmp_path, case):
+    """Its factors find the one rotation of the model, whatever its name, and of part of each head."""
+    model = family_model(case)
+    source = write_family(tmp_path / "m.gguf", case, model)
+    plain = logits(model)
+    model.config.rope_parameters |= STRETCHED
+    model = type(model).from_pretrained(saved(tmp_path / "folder", case, model, source)).eval()
+    assert main(["convert", str(tmp_path / "folder"), str(tmp_path / "back.gguf"), "--to", "gguf"]) == 0
+    have, want = logits(halfbyte.load_model(tmp_path / "back.gguf")[0]), logits(model)
+    assert np.abs(want - plain).max() > 1e-3
+    np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.ecosystem("llama-cpp-python")

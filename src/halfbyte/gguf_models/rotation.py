@@ -38,7 +38,7 @@ def stored_factors(rope: Mapping[str, Any], head_dim: int) -> dict[str, NDArray[
     """The tensors that a file has of a rotation: name -> factors, none for most."""
     kind = rope.get("rope_type")
     if kind == "llama3":
-        return {ROTATION_FACTORS: divisors(rope, head_dim)}
+        return {ROTATION_FACTORS: divisors(rope, int(head_dim * float(rope.get("partial_rotary_factor") or 1)))}
     if kind == "longrope":
         factors = (rope["long_factor"], rope["short_factor"])
         return {name: np.asarray(values, np.float32) for name, values in zip(LONG_ROTATION, factors, strict=True)}
@@ -57,6 +57,26 @@ def attention_factor(rope: Mapping[str, Any], stretch: float) -> float:
         return float(stated)
     original = float(rope["original_max_position_embeddings"])
     return math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+
+
+def with_defaults(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """A rotation with what transformers takes where nothing is stated: for `yarn` the borders of
+    the ramp, whether they are rounded, and the factor of queries and keys, which `mscale` gives.
+    """
+    stated = {k: v for k, v in rope.items() if v is not None and k != "mscale"}
+    if "rope_type" not in rope:
+        return stated
+    stated.setdefault("mscale_all_dim", 0)
+    if rope["rope_type"] != "yarn" or not rope.get("factor"):
+        return stated
+    log = math.log(max(rope["factor"], 1))
+
+    def growth(scale: float) -> float:
+        return 0.1 * float(np.float32(scale)) * log + 1
+
+    above, below = rope.get("mscale"), rope.get("mscale_all_dim")
+    attention = growth(above) / growth(below) if above and below else growth(1)
+    return {"beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": attention} | stated
 
 
 def llama3_rope(checkpoint: GGUFCheckpoint, settings: Mapping[str, Any]) -> dict[str, Any]:

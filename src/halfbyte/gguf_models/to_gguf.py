@@ -35,7 +35,7 @@ from .config import register, settings_of
 from .folder_names import FolderNames, Piece
 from .names import INPUTS_FIRST, ONE_ROW
 from .pairs import Header, metadata_of, pair
-from .rotation import attention_factor, stored_factors
+from .rotation import attention_factor, stored_factors, with_defaults
 from .stated import CONSTANT, DERIVED, KEYED, SHARED_WIDTHS, STATED, Keyed, nothing
 from .variants import SAME_MODEL, SAME_SIZES, VARIANTS
 
@@ -415,6 +415,7 @@ class GGUFView(View):
             stated += [("rope.scaling.type", "string", rope["rope_type"]), ("rope.scaling.factor", "float32", rope["factor"])]
         if rope.get("rope_type") == "yarn":
             stated.append(("rope.scaling.original_context_length", "uint32", rope.get("original_max_position_embeddings")))
+            stated += [(f"rope.scaling.yarn_{key}", "float32", rope.get(key) or None) for key in ("beta_fast", "beta_slow")]
         if rope.get("rope_type") == "longrope":
             original = rope.get("original_max_position_embeddings") or get("original_max_position_embeddings")
             scale = attention_factor(rope, sizes["context_length"] / original)
@@ -457,8 +458,8 @@ class GGUFView(View):
                 if value is None:  # the model does not rotate
                     continue
                 value, own = _comparable(value), _comparable(own)
-                if own.get("rope_type") == "llama3":
-                    continue  # the reader has the tensor of its factors in their place
+                if own.get("rope_type") == "llama3":  # the reader has its factors as a tensor instead
+                    own["rope_type"] = value["rope_type"]
             if isinstance(value, dict) and not isinstance(own, dict):
                 own = vars(own)  # a configuration within the configuration
             if not _equal(value, own if isinstance(value, list) else _one(own)):
@@ -496,14 +497,19 @@ class GGUFView(View):
                 continue
             if not _equal(_ACTIVATIONS.get(str(value), value), _ACTIVATIONS.get(str(own), own)):
                 out.append(f"{name} is {own!r}, a GGUF of {self.arch} says {value!r}")
+            elif isinstance(own, str) and {own, value} <= _GELUS and own != value:
+                self.notes.append(f"{name} is {own!r}; a GGUF has one GELU for all kinds, which load_model computes as {value!r}")
         return out
 
 
 _COMPUTES = re.compile(
-    r"(?!init|time_step_scale)\w*(hidden_act|_activation|activation_function|multipliers?|scaling|_scale|softcapping|clip_\w+|_limit)"
+    r"(?!init|time_step_scale)\w*(hidden_act|activation|activation_function|multipliers?|scaling|_scale|softcapping|clip_\w+|_limit"
+    r"|act_fn|swiglu_alpha|scale_(attn|decoder)_\w+|apply_residual_\w+|relative_attention_max_distance|moe_layers|no_rope_layers"
+    r"|rope_interleave)"
 )
 """Fields of a configuration that change what its model computes, stated by a file or not."""
-_ACTIVATIONS = dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python"), "gelu") | {"swish": "silu"}
+_GELUS = frozenset(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python"))
+_ACTIVATIONS = dict.fromkeys(_GELUS, "gelu") | {"swish": "silu"}
 """Names of one activation: llama.cpp has one GELU."""
 _NOT_COMPARED = (
     "model_type", "tie_word_embeddings", "vocab_size", "use_bias", "use_qkv_bias", "partial_rotary_factor", "rope_theta",
@@ -530,10 +536,10 @@ def _one(value: Any) -> Any:
 
 
 def _comparable(rope: Any) -> Any:
-    """Rotation parameters without what files do not state."""
+    """Rotation parameters, also within layer types, with what is taken where nothing is stated."""
     if not isinstance(rope, dict):
         return rope
-    return {k: _comparable(v) for k, v in rope.items() if v is not None}
+    return {k: _comparable(v) for k, v in with_defaults(rope).items()}
 
 
 def _row_axis(piece: Piece, axes: int) -> int:

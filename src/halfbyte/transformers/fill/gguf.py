@@ -229,7 +229,12 @@ class GGUFFilling(Filling):
 
     def stretch_rotation(self, factors: NDArray[Any]) -> None:
         """Divides each frequency of the rotation by its factor."""
-        rotary = self.model.model.rotary_emb
+        found = [m for m in self.model.modules() if isinstance(getattr(m, "original_inv_freq", None), torch.Tensor)]
+        if len(found) != 1:
+            raise self.error(
+                f"tensor {ROTATION_FACTORS!r} stretches one rotation; a {type(self.model).__name__} has {len(found)} such modules"
+            )
+        rotary = found[0]
         self.check(ROTATION_FACTORS, factors.shape, rotary.inv_freq)
         rotary.inv_freq = rotary.inv_freq / tensor(factors).to(torch.float32)
         rotary.original_inv_freq = rotary.inv_freq.clone()
