@@ -10,7 +10,7 @@ NATIVE := $(wildcard native/*.cpp native/*.h native/*.inl native/*/*.cpp native/
 # Threads of NumPy and torch under parallel test workers: one each, so that two workers do not fight over two cores.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo chat test docs lint test-gpu test-slow test-explore fuzz fuzz-second fuzz-native fuzz-guided test-ecosystem test-neon test-amx test-sanitize mutation planted native clean
+.PHONY: demo chat test docs lint test-gpu test-slow test-explore fuzz fuzz-second fuzz-native fuzz-native-corpus fuzz-guided test-ecosystem test-neon test-amx test-sanitize mutation planted native clean
 
 demo: $(VENV_DEMO)/ready
 	$(VENV_DEMO)/bin/python -m halfbyte.cli.demo
@@ -55,7 +55,14 @@ fuzz-native:
 	cmake -S . -B build/fuzz-native -DCMAKE_CXX_COMPILER=$(CLANG) -DHALFBYTE_SANITIZE=fuzzer -DHALFBYTE_MODULE=OFF
 	cmake --build build/fuzz-native --target halfbyte_fuzz
 	mkdir -p build/fuzz-native/corpus build/crashers
+	tar -xJf tests/data/native_fuzz_corpus.tar.xz -C build/fuzz-native/corpus
 	build/fuzz-native/halfbyte_fuzz -max_total_time=$(SECONDS) -max_len=64 -print_final_stats=1 -artifact_prefix=build/crashers/ build/fuzz-native/corpus
+
+# The smallest corpus of the same coverage, packed for the next run to start from.
+fuzz-native-corpus:
+	rm -rf build/fuzz-native/merged && mkdir -p build/fuzz-native/merged
+	build/fuzz-native/halfbyte_fuzz -merge=1 -max_len=64 build/fuzz-native/merged build/fuzz-native/corpus
+	cd build/fuzz-native/merged && tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=644 -cJf $(CURDIR)/tests/data/native_fuzz_corpus.tar.xz *
 
 # The readers under libFuzzer's engine, guided by branches of the library (tests/support/guided_fuzz.py); atheris is installed when it is missing.
 fuzz-guided: $(VENV_TEST)/ready
