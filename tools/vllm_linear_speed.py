@@ -26,6 +26,7 @@ os.environ |= {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_PLUGINS": "",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_WAIT_POLICY": "passive",  # as in the engine that vLLM starts with the plug-in
 }
 
 KINDS = {"gptq": 128, "awq": 128, "ct-int4": 128, "w8a8": 0}

@@ -129,17 +129,14 @@ def write(folder: Path, shape: str, kind: str | Producer, **options: Any) -> Any
     """Writes the checkpoint with its tokenizer; the dense model of its values."""
     folder.mkdir(parents=True, exist_ok=True)
     if kind == "gguf":
-        name = GGUF_NAMES.get(shape, shape)
-        dense = dense_gguf_model(name)
-        write_gguf(folder / "model.gguf", name, dense, True)
-        return dense
+        return write_gguf_file(folder, GGUF_NAMES.get(shape, shape))
     if kind in TORCHAO:
         return write_torchao(folder, shape, TORCHAO[str(kind)]())
     how = KINDS[kind] if isinstance(kind, str) else kind
     assert how is not None
 
     def named(config: dict[str, Any]) -> None:
-        config["architectures"] = [SHAPES[shape]]
+        config["architectures"] = [SHAPES.get(shape, "MixtralForCausalLM")]
 
     if shape == "gpt_oss":
         options["rope_parameters"] = YARN
@@ -151,6 +148,13 @@ def write(folder: Path, shape: str, kind: str | Producer, **options: Any) -> Any
     if kind == ACT_ORDER:
         scatter_groups(folder, dense)
     write_tokenizer(folder)
+    return dense
+
+
+def write_gguf_file(folder: Path, case: str) -> Any:
+    """A packed GGUF of a case of `support.gguf_models`; its dense model."""
+    dense = dense_gguf_model(case)
+    write_gguf(folder / "model.gguf", case, dense, True)
     return dense
 
 

@@ -131,6 +131,21 @@ def test_every_kind_of_every_shape(tmp_path, shape, kind):
     check(path_of(tmp_path, kind), dense, **options)
 
 
+@pytest.mark.parametrize("shape", ["llama", "qwen3", "gemma3_text", "qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("kind", ["mlx", "halfbyte"])
+def test_a_tied_head_shares_a_packed_table(tmp_path, shape, kind):
+    """Tables that vLLM gives no name (Llama), and one that it keeps dense (Mixtral). Its gpt-oss has
+    no tied head.
+    """
+    dense = write(tmp_path, shape, kind, tie_word_embeddings=True)
+    check(tmp_path, dense, quantization="halfbyte")
+
+
+def test_a_tied_llama_in_gguf(tmp_path):
+    dense = served_models.write_gguf_file(tmp_path, "llama-tied-bias")
+    check(path_of(tmp_path, "gguf"), dense, config_format="halfbyte")
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ASKED])
 def test_what_vllm_cannot_run_here_is_taken_over_unasked(tmp_path, kind):
     write(tmp_path, "llama", kind)

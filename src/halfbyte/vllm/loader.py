@@ -70,7 +70,8 @@ class HalfbyteLoader(DefaultModelLoader):  # type: ignore[misc] # vLLM is not ty
                 method = getattr(layer, "quant_method", None)
                 if isinstance(method, HalfbyteLinearMethod):
                     method.fill(layer, source, device)
-                    done.update(method.keys)
+                    if not _of_dense_table(layer):
+                        done.update(method.keys)
             rest = done | self.config.expert_keys()
             if expanded := [key for key in source.matrices.values() if key not in rest]:
                 logger.warning("dequantized, for vLLM's layer takes no packed weight: %s", ", ".join(expanded))
@@ -90,6 +91,14 @@ class HalfbyteLoader(DefaultModelLoader):  # type: ignore[misc] # vLLM is not ty
                 )
         packed = sum(module.nbytes for module in packed_modules(model).values())
         logger.info("halfbyte multiplies %d packed weights, %.1f MB", len(done), packed / 1e6)
+
+
+def _of_dense_table(layer: nn.Module) -> bool:
+    """Whether a packed head shares its weight with a table that vLLM keeps dense (Mixtral, gpt-oss):
+    that table needs the tensor too.
+    """
+    table = getattr(layer, "halfbyte_tied", None)
+    return table is not None and not isinstance(getattr(table, "quant_method", None), HalfbyteLinearMethod)
 
 
 def _with_format(load_config: Any, load_format: str) -> Any:
