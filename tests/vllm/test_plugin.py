@@ -134,8 +134,8 @@ def test_every_kind_of_every_shape(tmp_path, shape, kind):
 @pytest.mark.parametrize("shape", ["llama", "qwen3", "gemma3_text", "qwen3_moe", "mixtral"])
 @pytest.mark.parametrize("kind", ["mlx", "halfbyte"])
 def test_a_tied_head_shares_a_packed_table(tmp_path, shape, kind):
-    """Tables that vLLM gives no name (Llama), and one that it keeps dense (Mixtral). Its gpt-oss has
-    no tied head.
+    """Also a table that vLLM gives no name (Llama's), and one that it keeps dense (Mixtral's). Its
+    gpt-oss has no tied head.
     """
     dense = write(tmp_path, shape, kind, tie_word_embeddings=True)
     check(tmp_path, dense, quantization="halfbyte")

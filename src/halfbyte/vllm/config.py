@@ -208,7 +208,7 @@ class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not ty
             return None if stacks is None else HalfbyteExpertsMethod(layer.moe_config, stacks, prefix, activations)
         keys = self._keys(prefix, matrices)
         if isinstance(layer, VocabParallelEmbedding):
-            # A tied head has the table's weight; the tables of Llama, Mixtral and gpt-oss have no name.
+            # A tied head has the table's weight; vLLM gives Llama's table no name.
             if not keys and (not prefix or (prefix.endswith("lm_head") and self.source().is_tied())):
                 keys = _table(matrices)
             return HalfbyteEmbeddingMethod(keys) if keys else None

@@ -94,8 +94,8 @@ class HalfbyteLoader(DefaultModelLoader):  # type: ignore[misc] # vLLM is not ty
 
 
 def _of_dense_table(layer: nn.Module) -> bool:
-    """Whether a packed head shares its weight with a table that vLLM keeps dense (Mixtral, gpt-oss):
-    that table needs the tensor too.
+    """Whether a packed head shares its weight with a table that vLLM keeps dense (Mixtral's): the
+    table needs the tensor too.
     """
     table = getattr(layer, "halfbyte_tied", None)
     return table is not None and not isinstance(getattr(table, "quant_method", None), HalfbyteLinearMethod)
