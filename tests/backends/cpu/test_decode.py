@@ -107,6 +107,16 @@ def test_a_zero_point_of_half_the_codes_is_a_signed_code(instruction_set, bits, 
     assert got.tobytes() == want.tobytes()
 
 
+@pytest.mark.parametrize("word", ["uint8:channel", "uint4:channel", "uint4:g32"])
+@pytest.mark.parametrize("n", [16, 40])
+def test_zero_points_come_back(word, n):
+    """One group a row and whole panels: the array of the panels is not copied on its way."""
+    q = ordinary_tensor(format_named(word), (n, 64), 3)
+    prepared = CPU.prepare(q)
+    assert unpacked(prepared).identical(q)
+    assert unpacked(prepared).identical(q)  # nothing was written into the panels
+
+
 def test_pieces_after_the_first_hold_zero_points_of_its_range():
     fmt = format_named("uint8:g32")
     q = ordinary_tensor(fmt, (32, 32), 1)

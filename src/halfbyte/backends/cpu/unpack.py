@@ -46,7 +46,7 @@ def _part(packed: PackedWeight, fmt: Format, n: int, name: str, spec: PartSpec) 
         return codes
     rows = from_lanes(packed.arrays[name], n)
     if name == "zeros":
-        rows += rows.dtype.type(packed.fields["offset"])
+        rows = rows + rows.dtype.type(packed.fields["offset"])
     if fmt.grouping == "block" and name in _TILED:
         rows = rows[:: max(n if fmt.group_rows == -1 else fmt.group_rows, 1)]
     return np.ascontiguousarray(rows).view(spec.dtype)
