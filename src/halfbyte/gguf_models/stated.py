@@ -300,9 +300,19 @@ def _lengths(config: Any, whole: bool, end: str = "") -> Stated:
     ]
 
 
+def _keeps_whole(shapes: Shapes) -> bool:
+    """Whether the file has the matrix of keys and values of latent attention whole, as older ones."""
+    return any(".attn_kv_b" in name for name in shapes)
+
+
+def _temperature(rope: Mapping[str, Any]) -> tuple[str, str, Any]:
+    """How fast attention sharpens with the position: Llama 4's β, under Mistral's key."""
+    return "attention.temperature_scale", "float32", rope.get("llama_4_scaling_beta")
+
+
 def _latent(config: Any, shapes: Shapes) -> Stated:
     """Lengths, groups of experts, and a tenth of what scales the logarithm of a stretched context."""
-    whole = any(".attn_kv_b" in name for name in shapes)
+    whole = _keeps_whole(shapes)
     stated = _lengths(config, whole)
     stated += [] if whole else [("attention.head_count_kv", "uint32", 1)]
     if (getattr(config, "n_group", 1) or 1) > 1:
@@ -321,14 +331,14 @@ def _mistral4(config: Any, shapes: Shapes) -> Stated:
     rope = config.rope_parameters
     return [
         *_latent(config, shapes),
-        ("attention.temperature_scale", "float32", rope.get("llama_4_scaling_beta")),
+        _temperature(rope),
         ("attention.temperature_length", "uint32", rope.get("original_max_position_embeddings")),
     ]
 
 
 def _kda(config: Any, shapes: Shapes) -> Stated:
     """Layers of latent attention are those with heads for keys."""
-    whole = any(".attn_kv_b" in name for name in shapes)
+    whole = _keeps_whole(shapes)
     heads = [(config.num_attention_heads if whole else 1) if kind == "full_attention" else 0 for kind in config.layer_types]
     return [
         *(pair for pair in _latent(config, shapes) if not pair[0].startswith("expert_group")),
@@ -366,7 +376,7 @@ def _dots3note(config: Any, shapes: Shapes) -> Stated:
         stated.append(("rope.freq_base", "float32", ropes["indexed_attention"]["rope_theta"]))
     if windowed is not None:
         stated += [
-            *_lengths(windowed, any(".attn_kv_b" in name for name in shapes), "_swa"),
+            *_lengths(windowed, _keeps_whole(shapes), "_swa"),
             ("attention.kv_lora_rank_swa", "uint32", windowed.kv_lora_rank),
             ("rope.freq_base_swa", "float32", ropes["sliding_attention"]["rope_theta"]),
         ]
@@ -542,7 +552,7 @@ def _ministral3(config: Any, shapes: Shapes) -> Stated:
     rope = config.rope_parameters
     return [
         ("rope.scaling.yarn_log_multiplier", "float32", rope.get("mscale_all_dim")),
-        ("attention.temperature_scale", "float32", rope.get("llama_4_scaling_beta")),
+        _temperature(rope),
     ]
 
 
