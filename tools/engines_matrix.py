@@ -66,6 +66,16 @@ FAMILIES = {
 """Model type -> its class, which config.json of published checkpoints names."""
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 """vLLM's attention on a CPU has no shorter heads."""
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 2.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": True,
+    "original_max_position_embeddings": 32,
+}
+"""vLLM has no gpt-oss without it, mlx-lm none that does not round its borders."""
 KINDS = ("gptq", "gptq3", "awq", "ct-int4", "ct-nvfp4", "ct-mxfp4", "modelopt", "mlx", "mlx-mxfp4", "bitsandbytes", "hqq", "fp8",
          "torchao", "halfbyte", "onnx")  # fmt: skip
 GGUF_MODELS = ("llama", "llama-3", "llama-tied-bias", "qwen2", "qwen2-yarn", "qwen3", "mixtral", "qwen3moe", "gemma2", "gemma3",
@@ -268,7 +278,7 @@ def dense(folder: Path) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support" / "producers"))
     from dense import main
 
-    main(folder, **HEADS)
+    main(folder, {"gemma3_text": changes("gemma3_text"), "gpt_oss": {"rope_parameters": YARN}}, **HEADS)
 
 
 def with_transformers(path: Path, routed: list[Any] | None = None) -> np.ndarray:

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
+from halfbyte.checkpoints.engines import predictions
 from halfbyte.conversion import convert
+from halfbyte.conversion.targets import codecs_of
 from halfbyte.gguf_models.view import with_older_names
 from halfbyte.transformers import load_model
 from support.gguf_models import VOCABULARY, dense_model, write
-from support.tiny_models import EXPERTS, LAYERS, agree, expert_names, ids, logits, write_tiny
+from support.tiny_models import EXPERTS, LAYERS, Producer, agree, expert_names, ids, logits, write_tiny
 
 PATTERN = {"num_hidden_layers": 7}
 """Gemma 3's pattern of layers has six; mlx-lm builds no model of fewer."""
@@ -26,6 +28,9 @@ FOLDERS = [
     ),
     ("gpt_oss", "gpt-oss"), ("qwen3_moe", "gptq"), ("qwen3_moe", "ct-int4"), ("mixtral", "awq"), ("mixtral", "gptq3"),
 ]  # fmt: skip
+
+CODECS = [f"{codec}:{group}" if group else codec
+          for codec in codecs_of("mlx") for group in (("g32", "g64") if codec.startswith("affine") else ("",))]  # fmt: skip
 
 
 def test_the_rotation_and_the_experts_are_named_as_mlx_lm_reads_them(tmp_path):
@@ -121,3 +126,21 @@ def test_mlx_lm_runs_what_a_gguf_becomes(tmp_path, name):
     convert(tmp_path / "in.gguf", tmp_path / "out", to="mlx")
     tokens = ids() % VOCABULARY
     close(mlx_lm_logits(tmp_path / "out", tokens), logits(load_model(tmp_path / "out")[0], tokens).numpy())
+
+
+@pytest.mark.ecosystem("mlx")
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "gemma3_text", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("codec", CODECS)
+def test_mlx_lm_runs_every_format_of_every_family(tmp_path, arch, codec):
+    """Every matrix in the format, table and head too, converted without an error; the logits are
+    those of the dense model of the values, and `inspect --for` foresees it.
+    """
+    options = {} if codec.startswith("affine") else {"policy": "mlx"}  # no scale of the whole tensor
+    source = Producer("halfbyte", codec, options, {}, True)
+    tiny = write_tiny(tmp_path / "in", arch, source, **(PATTERN if arch == "gemma3_text" else {}))
+    convert(tmp_path / "in", tmp_path / "out", to="mlx")
+    with hb.open(tmp_path / "out") as out:
+        assert {out.info(key).format for key in out if out.info(key).quantized} == {q.format for q in tiny.packed.values()}
+        assert {p.verdict for p in predictions(out, "mlx")} == {"fine"}
+    theirs, ours = mlx_lm_logits(tmp_path / "out", ids()), logits(tiny.dense, ids()).numpy()
+    assert np.abs(theirs - ours).max() < 1e-4 * np.abs(ours).max()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..gguf_models.rotation import YARN_BORDERS
 from ..gguf_models.rotation import divisors as llama3_divisors
 
 F32 = NDArray[np.float32]
@@ -67,8 +68,8 @@ def _yarn(rope: Mapping[str, Any], plain: F32, head_dim: int, context: int) -> R
     def bound(turns: float) -> float:
         return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = max(math.floor(bound(float(rope.get("beta_fast") or 32))), 0)
-    high = min(math.ceil(bound(float(rope.get("beta_slow") or 1))), head_dim - 1)
+    low = max(math.floor(bound(float(rope.get("beta_fast") or YARN_BORDERS["beta_fast"]))), 0)
+    high = min(math.ceil(bound(float(rope.get("beta_slow") or YARN_BORDERS["beta_slow"]))), head_dim - 1)
     ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - low) / (high - low if high > low else 0.001), 0, 1)
     kept = np.float32(1) - ramp.astype(np.float32)
     scale = rope.get("attention_factor")

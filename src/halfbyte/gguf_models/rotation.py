@@ -24,6 +24,8 @@ from .names import LONG_ROTATION, ROTATION_FACTORS
 
 LOW, HIGH = 1.0, 4.0
 """The borders of every published model."""
+YARN_BORDERS = {"beta_fast": 32.0, "beta_slow": 1.0}
+"""Turns within the original context at which YaRN's ramp begins and ends where nothing is stated."""
 
 
 def divisors(rope: Mapping[str, Any], head_dim: int) -> NDArray[np.float32]:
@@ -76,7 +78,7 @@ def with_defaults(rope: Mapping[str, Any]) -> dict[str, Any]:
 
     above, below = rope.get("mscale"), rope.get("mscale_all_dim")
     attention = growth(above) / growth(below) if above and below else growth(1)
-    return {"beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": attention} | stated
+    return {**YARN_BORDERS, "truncate": True, "attention_factor": attention} | stated
 
 
 def llama3_rope(checkpoint: GGUFCheckpoint, settings: Mapping[str, Any]) -> dict[str, Any]:

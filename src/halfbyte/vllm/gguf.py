@@ -24,12 +24,11 @@ from transformers import AutoConfig
 from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..errors import UnsupportedError
+from ..gguf_models.rotation import YARN_BORDERS
 from ..gguf_models.tokenizer import end_of_turn_ids, tokenizer_of
 from ..gguf_models.view import ModelView
 
 NAME = "halfbyte"
-YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
-"""What YaRN takes where a file states neither; vLLM's gpt-oss wants both written out."""
 
 
 def open_gguf(path: str | Path) -> GGUFCheckpoint:
@@ -59,7 +58,7 @@ class GGUFConfigParser(ConfigParserBase):  # type: ignore[misc] # vLLM is not ty
             settings = {**ModelView(checkpoint).config, "quantization_config": {"quant_method": NAME}}
             for name in ("rope_parameters", "rope_scaling"):
                 if (settings.get(name) or {}).get("rope_type") == "yarn":
-                    settings[name] = YARN | settings[name]
+                    settings[name] = YARN_BORDERS | settings[name]  # vLLM's gpt-oss wants both written out
             if ends := end_of_turn_ids(checkpoint.metadata):
                 settings["eos_token_id"] = ends
         return settings, AutoConfig.for_model(**settings)

@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +19,32 @@ WIDE = "_wide"
 ARCHITECTURES = ("llama", "qwen3", "gemma3_text", "mistral", "phi3", "mixtral", "qwen3_moe", "gpt_oss")
 
 
-def main(folder: Path, **changes: Any) -> None:
-    """Writes the models, their configurations changed."""
+def main(folder: Path, of_one: Mapping[str, dict[str, Any]] | None = None, **changes: Any) -> None:
+    """Writes the models, their configurations changed: `of_one` for one architecture, `changes` for
+    all.
+    """
     import torch
     from support.tiny_configs import dense_model
     from support.tiny_models import write_tiny
     from support.tiny_tokenizer import write_tokenizer
 
-    for arch in ARCHITECTURES:
-        dense_model(arch, **changes).to(torch.bfloat16).save_pretrained(folder / arch)
-        dense_model(arch, **{"num_key_value_heads": 4, **changes}).to(torch.bfloat16).save_pretrained(folder / (arch + WIDE))
+    own = {arch: {**changes, **(of_one or {}).get(arch, {})} for arch in ARCHITECTURES}
+    for arch, changed in own.items():
+        dense_model(arch, **changed).to(torch.bfloat16).save_pretrained(folder / arch)
+        dense_model(arch, **{"num_key_value_heads": 4, **changed}).to(torch.bfloat16).save_pretrained(folder / (arch + WIDE))
     # gpt-oss is published packed; mlx-lm and llama.cpp read that.
-    write_tiny(folder / "gpt_oss_mxfp4", "gpt_oss", "gpt-oss")
+    write_tiny(folder / "gpt_oss_mxfp4", "gpt_oss", "gpt-oss", **own["gpt_oss"])
     for path in folder.glob("*/config.json"):
         write_tokenizer(path.parent)
         named = path.with_name("tokenizer_config.json")
         named.write_text(named.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))  # transformers 4's name
         config = json.loads(path.read_text())
         config["torch_dtype"] = "bfloat16"
-        # As the published files say it; transformers 5 writes these two under other names.
+        # As the published files say it; transformers 5 writes these under other names.
         if "rope_parameters" in config and "rope_theta" in config["rope_parameters"]:
             config["rope_theta"] = config["rope_parameters"]["rope_theta"]
+            if config["rope_parameters"]["rope_type"] != "default":
+                config["rope_scaling"] = {k: v for k, v in config["rope_parameters"].items() if k != "rope_theta"}
         if config["model_type"] == "gpt_oss":
             config["architectures"] = ["GptOssForCausalLM"]
         if config["model_type"] == "qwen3_moe":

@@ -1,5 +1,5 @@
-"""ModelOpt: python modelopt_write.py DENSE OUT [WORD ...]. NVFP4, MXFP4 and AWQ integers as Hugging
-Face checkpoints.
+"""ModelOpt: python modelopt_write.py DENSE OUT [WORD ...]. NVFP4, MXFP4, FP8 and AWQ integers as
+Hugging Face checkpoints.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def variants() -> dict[str, Callable[[Path, Path, str], None]]:
         "nvfp4": quantized(mtq.NVFP4_DEFAULT_CFG),
         "nvfp4-awq": quantized(mtq.NVFP4_AWQ_LITE_CFG),
         "mxfp4": quantized(mtq.MXFP4_DEFAULT_CFG),
+        "fp8": quantized(mtq.FP8_DEFAULT_CFG),
         "int4-awq": quantized(in_groups_of_32(mtq.INT4_AWQ_CFG)),
     }
 
