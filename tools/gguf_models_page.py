@@ -57,7 +57,18 @@ DIFFERENCES = """## Where programs differ
 """What a reader of two programs' logits needs to know."""
 
 
-WRITING = """## What a GGUF of a folder cannot have
+WRITING = """## A folder of a GGUF
+
+`convert --to` any layout of folders, and `dequantize`, write the model of every architecture above
+under transformers' names, with its configuration, tokenizer and template. Rows are moved, and whole
+groups of inputs, so packed weights keep their codes. What a parameter of the model makes of packed
+tensors by more than that is decoded and dense, and the command names it: the second projection of
+latent attention (`kv_b_proj`, from `attn_k_b` and `attn_v_b`), inputs of `out_proj` in `qwen35`,
+`qwen35moe` and `qwen4exp` that move by less than the block of a K-quant, and one matrix of tensors
+of two types. GPTQ, AWQ and learned rounding of models with another form walk a folder: `dequantize`
+first. `smallthinker`'s class is halfbyte's own, so transformers alone does not load its folder.
+
+## What a GGUF of a folder cannot have
 
 - Packed weights keep their codes where a file has their rows, whole. A file of these architectures
   has some weights in another form, for which the folder must be dense: a recurrent layer's

@@ -25,8 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SDIST_LIMIT = 1_000_000
 """Bytes: the source distribution is smaller than this."""
-PLAIN_LIMIT = 1_040_000
-"""Bytes before --shrink, which takes 4 % off what Python's gzip makes of these files."""
+PLAIN_LIMIT = 1_045_000
+"""Bytes before --shrink, which takes 4.3 % off what Python's gzip makes of these files."""
 PLATFORMS = {
     "manylinux x86-64": r"manylinux.*_x86_64",
     "manylinux aarch64": r"manylinux.*_aarch64",

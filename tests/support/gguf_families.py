@@ -921,6 +921,15 @@ def family_model(arch: str, hidden: int = 64) -> Any:
     return model
 
 
+def logits(model: Any) -> torch.Tensor:
+    """Of `IDS`; an encoder's vectors."""
+    ids = torch.tensor([IDS])
+    more = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        out = model(input_ids=ids, **more)
+    return out.logits if "logits" in out else out.last_hidden_state
+
+
 def named_tensors(model: Any) -> list[tuple[str, Any]]:
     """Parameters, and the buffers that a file has."""
     ends = ("e_score_correction_bias", "expert_bias", "layer_scalar", "tid2eid")

@@ -7,7 +7,7 @@ import pytest
 
 from halfbyte import QTensor, format_named, quantize
 from halfbyte.errors import ShapeError
-from halfbyte.tensor.concat import concat_rows, incompatibility, stack, take_rows
+from halfbyte.tensor.concat import concat_rows, incompatibility, moved_units, stack, take_inputs, take_rows
 
 CODECS = ["mxfp4", "int4:g32", "uint3:g32", "affine4:g32", "q4_K", "fp8_e4m3:g32", "int8:channel"]
 
@@ -113,6 +113,35 @@ def test_rows_in_another_order(codec, lead):
 def test_rows_that_share_scales_are_not_reordered(q):
     with pytest.raises(ShapeError, match="rows share its scales"):
         take_rows(q, np.array([1, 0]))
+
+
+@pytest.mark.parametrize(
+    ("codec", "unit"), [(c, 32) for c in CODECS[:4]] + [("q4_K", 256), ("q6_K", 256), ("q8_0", 32), ("nvfp4", 16), ("q3_K", 256)]
+)
+@pytest.mark.parametrize("lead", [(), (2,)])
+def test_whole_groups_of_inputs_in_another_order(codec, unit, lead):
+    q = weight(codec, k=1024, lead=lead)
+    order = np.arange(1024).reshape(-1, unit)[::-1].reshape(-1)
+    np.testing.assert_array_equal(moved_units(order, q.format), np.arange(1024 // unit)[::-1])
+    taken = take_inputs(q, order)
+    np.testing.assert_array_equal(taken.dequantize(), q.dequantize()[..., order])
+    assert take_inputs(taken, order).identical(q)
+
+
+@pytest.mark.parametrize(
+    ("codec", "order"),
+    [
+        ("q4_K", np.arange(512).reshape(-1, 128)[::-1].reshape(-1)),
+        ("q8_0", np.roll(np.arange(512), 8)),
+        ("q8_0", np.arange(512).reshape(-1, 32)[:, ::-1].reshape(-1)),
+        ("int8:channel", np.arange(512)),
+    ],
+)
+def test_an_order_that_divides_a_group_is_refused(codec, order):
+    q = weight(codec, k=512)
+    assert moved_units(order, q.format) is None
+    with pytest.raises(ShapeError, match="moved by whole groups"):
+        take_inputs(q, order)
 
 
 def test_formats_of_the_examples():

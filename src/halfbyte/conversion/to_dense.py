@@ -170,9 +170,7 @@ def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]
             e, n, k = info.shape
             found.append(Output(info.key, info, dtype, (e, k, n), transposed=True))
         else:
-            swapped = info.key in getattr(checkpoint, "inputs_first", ())
-            shape = info.shape[::-1] if swapped else info.shape
-            found.append(Output(f"{info.key}.weight", info, dtype, shape, transposed=swapped))
+            found.append(Output(f"{info.key}.weight", info, dtype, info.shape))
     return found, dropped
 
 
@@ -223,7 +221,9 @@ def _expert_outputs(
     """
     out = []
     for leaf in ("weight", "bias"):
-        for target, halves in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ())):
+        gated = any(name in ("gate_proj", "gate_up_proj") for name, _ in projections)
+        first_target = ("gate_up_proj", ("gate_proj", "up_proj")) if gated else ("up_proj", ())
+        for target, halves in (first_target, ("down_proj", ())):
             names = [n for n in ((target,) if (target, leaf) in projections else halves) if (n, leaf) in projections]
             if not names:
                 continue
@@ -307,7 +307,7 @@ def dequantize_checkpoint(
         raise CheckpointError(f"[dequantize] {given}: dense weights are written as a folder, or as one file named *.safetensors")
     checkpoint.check("dequantize")
     check_output_path("dequantize", checkpoint.path, given, overwrite, inputs=source_files(checkpoint))
-    checkpoint = as_model(rows_by_name(checkpoint), "")
+    checkpoint = as_model(rows_by_name(checkpoint), "", dtype=word, arithmetic=arithmetic)
     beside, notes = beside_weights(checkpoint, out)
     tensors, dropped = outputs(checkpoint, word)
     result = Written(
@@ -411,9 +411,6 @@ class _Walk:
             for start, stop in view.blocks():
                 yield view.read(start, stop, None)
             return
-        if t.transposed and weight.ndim == 2:
-            yield self.checked(t, weight.dequantize(t.dtype, self.arithmetic)).T
-            return
         if t.transposed:
             for e in range(weight.shape[0]):
                 yield self.checked(t, weight[e].dequantize(t.dtype, self.arithmetic)).T
@@ -453,7 +450,8 @@ class _Walk:
 def beside_weights(checkpoint: Checkpoint, out: Path) -> tuple[dict[str, Any], list[str]]:
     """(files that a folder gets from a GGUF header, remarks for the user of the result)."""
     if isinstance(checkpoint, ModelView):
-        return ({}, []) if out.suffix == ".safetensors" else model_files(checkpoint.source)
+        files, notes = ({}, []) if out.suffix == ".safetensors" else model_files(checkpoint.source)
+        return files, [*checkpoint.notes, *notes]
     if isinstance(checkpoint, GGUFCheckpoint):
         return {}, [f"names stay GGUF's, and neither config.json nor a tokenizer is written: {no_model(checkpoint)}"]
     return {}, []
@@ -502,7 +500,7 @@ def dense_config(config: dict[str, Any], dtype: str) -> dict[str, Any]:
     for key in ("dtype", "torch_dtype"):
         if isinstance(out.get(key), str):
             out[key] = dtype
-    return {k: dense_config(v, dtype) if k.endswith("_config") and isinstance(v, dict) else v for k, v in out.items()}
+    return {k: dense_config(v, dtype) if str(k).endswith("_config") and isinstance(v, dict) else v for k, v in out.items()}
 
 
 def _partial_bytes(out: Path) -> int:

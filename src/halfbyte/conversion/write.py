@@ -210,7 +210,7 @@ def _json_files(checkpoint: Checkpoint, files: ConfigFiles, layout: str) -> dict
 def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
     """A model's configuration without quantization configs, nested ones included."""
     kept = {k: v for k, v in config.items() if k not in QUANTIZATION_KEYS}
-    return {k: without_quantization(v) if k.endswith("_config") and isinstance(v, dict) else v for k, v in kept.items()}
+    return {k: without_quantization(v) if str(k).endswith("_config") and isinstance(v, dict) else v for k, v in kept.items()}
 
 
 def folder_of(checkpoint: Checkpoint) -> Path | None:

@@ -28,7 +28,7 @@ from ..backends.cpu import CPUBackend, activations_named, aligned_empty, native
 from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..errors import BackendError, CheckpointError, ShapeError, UnsupportedError
-from ..gguf_models.names import ROTATION_FACTORS
+from ..gguf_models.names import ROTATION_FACTORS, unsupported
 from ..gguf_models.view import ModelView
 from ..ops import choose, embedding, linear
 from ..spec import Size
@@ -388,6 +388,10 @@ class NativeReader:
         if isinstance(checkpoint, GGUFCheckpoint):
             self.view = ModelView(checkpoint)
             self.check_type(self.view.config)
+            if why := unsupported(self.view.architecture):
+                raise self.other(
+                    f"{self.view.config['model_type']} in a file of another form ({why}) is computed by transformers"
+                )
         else:
             self.check_type(checkpoint.config)
             self.view = FolderView(checkpoint)

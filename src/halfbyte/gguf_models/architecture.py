@@ -52,8 +52,8 @@ class Join:
     write: Callable[[Any, NDArray[Any]], list[NDArray[Any]]]
 
 
-Cuts = Callable[[Any], list[int]]
-"""configuration -> how many rows of a parameter each of its parts but the last has."""
+Cuts = Callable[[Any, int], list[int]]
+"""(configuration, number of rows) -> where the rows of each part of a parameter but the last end."""
 DBRX_EXPERTS = {"gate_proj": "mlp.w1", "up_proj": "mlp.v1", "down_proj": "mlp.w2"}
 """Projection -> DBRX's parameter within its experts module: the rows of all experts in one matrix,
 that of down transposed.
@@ -105,7 +105,8 @@ class Architecture:
     splits       stem -> stems whose parameters are its rows, one after another
     joins        module path -> its parameter from parts, where it is not their rows one after
                  another
-    cuts         module path -> where the rows of its parts end; parts of one length have none
+    cuts         module path, or stem of `splits`, -> where the rows of its parts end; parts of one
+                 length, and queries, keys and values of heads of one length, have none
     whole        stems of `splits` that files of this architecture have, rather than their parts
     experts      its feed-forward layers are mixtures of experts; None where they may be
     partial      each head may be rotated in part

@@ -352,7 +352,7 @@ class FolderNames:
         def rows(n: int) -> NDArray[np.int64]:
             order = None if order_of is None else order_of(config, n)
             index = np.arange(n) if order is None else np.argsort(order)
-            ends = [n * i // count for i in range(1, count)] if cuts is None else cuts(config)
+            ends = [n * i // count for i in range(1, count)] if cuts is None else cuts(config, n)
             return np.split(index, ends)[number]
 
         return rows

@@ -134,7 +134,9 @@ def _mistral4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     original = rope["original_max_position_embeddings"]
     if (length := keys.get("attention.temperature_length", "integer", original)) != original:
         raise keys.refuse(f"whose queries grow with every {length} positions; transformers takes yarn's {original}")
-    return out | {"rope_interleave": True, "rope_parameters": rope | {"llama_4_scaling_beta": beta}}
+    part = out["qk_rope_head_dim"] / (out["qk_nope_head_dim"] + out["qk_rope_head_dim"])
+    more = {"llama_4_scaling_beta": beta, "partial_rotary_factor": part}
+    return out | {"rope_interleave": True, "rope_parameters": rope | more}
 
 
 def _indexed(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
@@ -312,7 +314,7 @@ LATENT: dict[str, Architecture] = {
         experts=True,
         joins=LATENT_JOINS,
         orders={
-            "attn_q_b": _rotated_last(lambda config: int(config.qk_head_dim)),
+            "attn_q_b": _rotated_last(lambda config: int(config.qk_nope_head_dim + config.qk_rope_head_dim)),
             "attn_kv_a_mqa": _rotated_last(lambda config: int(config.kv_lora_rank + config.qk_rope_head_dim)),
             **{f"indexer.{stem}": _HY_V4_INDEXER for stem in ("attn_q_b", "attn_k", "k_norm")},
         },

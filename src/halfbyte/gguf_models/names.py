@@ -11,6 +11,7 @@ are read from GGUF to transformers, in `to_gguf.py` from transformers to GGUF.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +83,11 @@ def class_name(model_type: str, task: str = "text") -> str:
     if task != "text":
         return _ENCODERS[model_type, task]
     return _CLASSES.get(model_type) or "".join(w[:1].upper() + w[1:] for w in model_type.split("_")) + "ForCausalLM"
+
+
+def task_of_class(model_type: str, classes: Sequence[str]) -> str:
+    """The `Architecture.task` of a configuration with these `architectures`."""
+    return next((task for (kind, task), name in _ENCODERS.items() if kind == model_type and name in classes), "text")
 
 
 _CLASSES = {

@@ -311,7 +311,7 @@ def _queries_keys_values(config: Any, rows: int) -> NDArray[np.int64] | None:
     return np.concatenate([np.arange(first), first + values])
 
 
-def _queries_keys(config: Any) -> list[int]:
+def _queries_keys(config: Any, rows: int) -> list[int]:
     """Rows of `in_proj_qkvz` before its gates."""
     first = 2 * config.linear_num_key_heads * config.linear_key_head_dim
     return [first + config.linear_num_value_heads * config.linear_value_head_dim]
@@ -480,6 +480,7 @@ RECURRENT: dict[str, Architecture] = {
         experts=True,
         splits=FUSED_QKV,
         joins=LATENT_JOINS,
+        cuts={"attn_qkv": lambda config, rows: [config.linear_num_heads * config.head_dim * i for i in (1, 2)]},
         changes=_KIMI_CONVOLUTIONS | {"ssm_a": changed(COLUMN, NEGATED, LOG_OF_NEGATIVE)},
         absent=_other_gate,
         extra=_bailing3,
@@ -524,6 +525,7 @@ RECURRENT: dict[str, Architecture] = {
         experts=True,
         splits=FUSED_QKV,
         joins=LATENT_JOINS,
+        cuts={"attn_qkv": lambda config, rows: [config.linear_num_heads * config.linear_head_dim * i for i in (1, 2)]},
         changes=_KIMI_CONVOLUTIONS | {"ssm_a": changed(_OF_HEADS, LOG_OF_NEGATIVE)},
         computed=("rope_parameters",),
         extra=_kimi_linear,

@@ -321,7 +321,7 @@ def _latent(config: Any, shapes: Shapes) -> Stated:
         stated.append(("expert_gating_func", "uint32", SOFTMAX))
     elif config.model_type != "mistral4":
         stated.append(_SIGMOID_SCORES)
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "yarn" and rope.get("mscale_all_dim"):
         stated.append(("rope.scaling.yarn_log_multiplier", "float32", rope["mscale_all_dim"] / 10))
     return stated

@@ -3,48 +3,84 @@ it holds.
 
     view = ModelView(open("model.gguf"))     view["model.layers.0.self_attn.q_proj"], view.config
 
-Whole rows are moved, so packed weights keep every bit; Gemma's norms lose the 1 that the file has
-added. Stacks of experts keep their projections separate (`experts.gate_proj`), as MLX stores them;
+Whole rows, and whole groups of inputs, are moved, so packed weights keep every bit; Gemma's norms
+lose the 1 that the file has added. What a parameter of the model has of other values than the file,
+or makes of several tensors by more than putting their rows one after another, is decoded and dense.
+Stacks of experts keep their projections separate (`experts.gate_proj`), as MLX stores them;
 `joined` alternates the rows of gpt-oss's gate and up, as its own checkpoints do. Dense stacks are
-read one expert at a time, under the names of the hub's checkpoints.
+read one expert at a time, under the names of the hub's checkpoints, or are transformers' own
+parameters. One tensor is read at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoints import Checkpoint, TensorInfo
+from ..checkpoints import Checkpoint, TensorInfo, expert_names
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.views.base import View
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError, UnsupportedError, plural
+from ..numerics.exact import dtype_named
 from ..spec import Format
-from ..tensor.concat import concat_rows, incompatibility, take_rows
+from ..tensor.concat import concat_rows, incompatibility, moved_units, take_inputs, take_rows
 from ..tensor.qtensor import QTensor
-from .architecture import EXPERTS
+from .architecture import DBRX_EXPERTS, EACH, EXPERTS, PART, Change
 from .config import architecture_of, settings_of
-from .names import INPUTS_FIRST, LONG_ROTATION, ONE_ROW, ROTATION_FACTORS, class_name, row_order, slot, stem_of, unsupported
+from .keys import Keys
+from .names import (
+    INPUTS_FIRST,
+    LAYER,
+    LONG_ROTATION,
+    ONE_ROW,
+    ROTATION_FACTORS,
+    class_name,
+    row_order,
+    slot,
+    stem_of,
+    unsupported,
+)
 from .rotation import llama3_rope
 
 INTERLEAVED = ("gpt_oss",)
 """Model types whose gate and up rows alternate in one stack."""
 TRANSPOSED = ("gpt_oss", "llama4_text")
 """Model types whose parameters of experts are [e, k, n]."""
-STACKED = ("gpt_oss", "granitemoe")
-"""Model types whose own checkpoints have no tensors of single experts."""
+OWN_STACKS = (
+    "dots3_note_text", "gemma4_text", "granitemoe", "granitemoe_swa", "granitemoehybrid", "hy_v4", "llama4_text",
+    "minimax_m3_vl_text", "mistral4", "smallthinker",
+)  # fmt: skip
+"""Model types of which a dense checkpoint has transformers' parameters of all experts: gate's rows
+before up's, `gate_up_proj`, and `down_proj`.
+"""
+NUMBERED = ("deepseek_v4", "kimi_linear", "lfm2_moe", "minimax_m2", "mixtral", "phimoe")
+"""Model types whose checkpoints call an expert's projections w1 (gate), w2 (down) and w3 (up)."""
+FLAT = ("dbrx",)
+"""Model types whose experts are the matrices of `DBRX_EXPERTS`."""
+TOKEN_TYPES = "token_types"
+"""Stem of a matrix that a file of one type of tokens has as a vector."""
 
 
 @dataclass(frozen=True)
 class _Tensor:
     """How one key of the view is read.
 
-    keys        of the file; two where gate and up are joined
+    keys        of the file; several are joined
+    stem        of the tensor in the file, "" outside the layers
     expert      of a dense stack, None for the whole
+    element     of a stack of matrices that are modules of a list
+    part        stem of the parameter that is rows `rows` of the tensor
+    joined      module path, within a layer, of the parameter that `keys` make
+    stacked     the keys are stacks of experts: gate's rows before up's, [e, k, n] if `transposed`
+    flat        the matrices of the stack follow one another, those of down transposed
+    decoded     packed in the file and dense here
     inputs_first  transformers stores the matrix as (inputs, outputs)
+    value       of a parameter that the file has as key-values
     """
 
     keys: tuple[str, ...]
@@ -52,7 +88,16 @@ class _Tensor:
     minus_one: bool = False
     one_row: bool = False
     expert: int | None = None
+    element: int | None = None
+    part: str = ""
+    rows: tuple[int, int] = (0, 0)
+    joined: str = ""
+    stacked: bool = False
+    transposed: bool = False
+    flat: bool = False
+    decoded: bool = False
     inputs_first: bool = False
+    value: NDArray[Any] | None = None
 
 
 class ModelView(View):
@@ -62,68 +107,182 @@ class ModelView(View):
              Mixtral's mlp `block_sparse_moe`
     joined   gpt-oss's gate and up are one stack of alternating rows
     stacks   dense stacks of experts stay whole
+    dense    every weight will be dense: those that the model has in another form are decoded
+    dtype, arithmetic  of what is decoded here (`QTensor.dequantize`)
+
+    decoded  keys whose weights are packed in the file and dense here, which their form in the model
+             needs
+    left_out  keys of the file that belong to what transformers' model does not have, by what it is
     Raises UnsupportedError for an architecture that has no table, or a tensor that its table does
     not name.
     """
 
     source: GGUFCheckpoint
 
-    def __init__(self, source: GGUFCheckpoint, *, switch: bool = False, joined: bool = False, stacks: bool = False) -> None:
+    def __init__(
+        self,
+        source: GGUFCheckpoint,
+        *,
+        switch: bool = False,
+        joined: bool = False,
+        stacks: bool = False,
+        dense: bool = False,
+        dtype: str = "float32",
+        arithmetic: str = "exact",
+    ) -> None:
         super().__init__(source)
         self.architecture = architecture_of(source)
-        if feature := unsupported(self.architecture):
-            raise UnsupportedError(
-                f"[gguf] {source.path}: {self.architecture.model_type} stores some parameters in another form than its GGUF "
-                f"({feature}), and this change is made only by load_model"
-            )
+        self.dtype, self.arithmetic, self.dense = dtype, arithmetic, dense
         settings = settings_of(source)
-        self.heads, self.head_dim = int(settings["num_attention_heads"]), int(settings["head_dim"])
-        if ROTATION_FACTORS in source:
+        self.settings = SimpleNamespace(**settings)
+        self.heads, self.head_dim = (int(settings.get(name) or 0) for name in ("num_attention_heads", "head_dim"))
+        if ROTATION_FACTORS in source and not self.architecture.absent(self.settings, -1, _stem(ROTATION_FACTORS)):
             settings["rope_parameters"] = llama3_rope(source, settings)
         self.config = model_config(settings, self.architecture.task)
-        self.inputs_first: set[str] = set()
+        self.left_out: dict[str, str] = {}
         self._tensors: dict[str, _Tensor] = {}
+        self._parts: dict[tuple[str, str], dict[int, str]] = {}
         unknown = [key for key in source.keys() if not self._add(key, switch, stacks)]  # noqa: SIM118 a checkpoint's keys are in file order
         if unknown:
             raise UnsupportedError(
                 f"[gguf] {source.path}: {', '.join(unknown[:4])} have no counterpart in transformers' "
                 f"{self.architecture.model_type}"
             )
+        for (path, leaf), numbered in self._parts.items():
+            self._add_joined(path, leaf, [numbered[i] for i in sorted(numbered)])
+        for name, value in self.architecture.parameters(Keys(source), settings).items():
+            self._tensors[name] = _Tensor((), value=value)
         if joined and self.architecture.model_type in INTERLEAVED:
             self._join()
+        self.decoded = [name for name, t in self._tensors.items() if t.decoded and any(source.info(k).quantized for k in t.keys)]
 
     def _add(self, key: str, switch: bool, stacks: bool) -> bool:
         """Name one tensor of the file."""
+        name = self.source.tensor_name(key)
         if key == ROTATION_FACTORS or key in LONG_ROTATION:
             return True
-        name = self.source.tensor_name(key)
+        if why := self._unused(name):
+            self.left_out[key] = why
+            return True
+        stem, info = stem_of(name), self.source.info(key)
+        if stem in self.architecture.splits:
+            return self._add_split(key, name, stem)
         where = slot(self.architecture, name)
-        if where is None:
+        if where is None or not info.shape:  # a scalar is none of the model's tensors, whatever its name
             return False
         path, leaf = where
         if switch and self.architecture.model_type == "mixtral":
             path = path.replace(".mlp.", ".block_sparse_moe.")
-        info = self.source.info(key)
-        if not info.shape:  # a scalar is none of the model's tensors, whatever its name
-            return False
-        stem = stem_of(name)
         if EXPERTS in path:
-            module, _, projection = path.partition(EXPERTS)
-            if switch and self.architecture.model_type not in INTERLEAVED:
-                module = f"{module.removesuffix('.experts')}.switch_mlp"
-            if info.quantized or switch or stacks or leaf != "weight" or self.architecture.model_type in STACKED:
-                self._tensors[f"{module}.{projection}" if info.quantized else f"{module}.{projection}.{leaf}"] = _Tensor((key,))
-            else:
-                for e in range(info.shape[0]):
-                    self._tensors[f"{module}.{e}.{projection}.{leaf}"] = _Tensor((key,), expert=e)
+            self._add_experts(key, path, leaf, switch, stacks)
             return True
-        minus_one = self.architecture.norm_offset and path.endswith("norm") and leaf == "weight"
+        if PART in path:
+            whole, _, number = path.partition(PART)
+            self._parts.setdefault((whole, leaf), {})[int(number)] = key
+            return True
+        if EACH in path:
+            for i in range(info.shape[0]):
+                packed = info.quantized and leaf == "weight"
+                each = path.replace(EACH, str(i))
+                self._tensors[each if packed else f"{each}.{leaf}"] = _Tensor((key,), element=i, decoded=not packed)
+            return True
+        minus_one = self._offset(path, leaf, stem)
         inputs_first = leaf == "weight" and stem in INPUTS_FIRST.get(self.architecture.model_type, ())
-        new = path if info.quantized and leaf == "weight" else f"{path}.{leaf}"
-        if inputs_first:
-            self.inputs_first.add(new)
-        self._tensors[new] = _Tensor((key,), stem, minus_one, stem == ONE_ROW, None, inputs_first and not info.quantized)
+        stays = leaf == "weight" and not (self.dense and inputs_first) and self._stays_packed(stem, info.shape[-1], info.format)
+        decoded = info.quantized and not stays
+        new = path if info.quantized and stays else f"{path}.{leaf}"
+        one_row = stem == ONE_ROW or (_stem(name) == TOKEN_TYPES and leaf == "weight")
+        turned = inputs_first and (decoded or not info.quantized)
+        self._tensors[new] = _Tensor((key,), stem, minus_one, one_row, inputs_first=turned, decoded=decoded)
         return True
+
+    def _unused(self, name: str) -> str:
+        """What a tensor belongs to that the model does not have, "" for one that it has."""
+        match = LAYER.match(name)
+        layer = int(match[1]) if match else -1
+        count = self.source.metadata[f"{self.source.metadata['general.architecture']}.block_count"]
+        if match and self.settings.num_hidden_layers <= layer < count:
+            return "layers that predict further tokens"
+        stem = match[2] if match else name
+        return "what its layers do not use" if self.architecture.absent(self.settings, layer, _stem(stem)) else ""
+
+    def _offset(self, path: str, leaf: str, stem: str) -> bool:
+        """Whether the file has a norm's weight with 1 added."""
+        named = self.architecture.norm_offset and path.endswith("norm") and leaf == "weight"
+        return named and stem not in self.architecture.plain_norms
+
+    def _stays_packed(self, stem: str, width: int, fmt: Format | None) -> bool:
+        """Whether packed weights can be what the model has: their values are its own, and inputs in
+        another order are moved by whole groups.
+        """
+        if stem in self.architecture.changes:
+            return False
+        order = self._columns(stem, width)
+        return order is None or (fmt is not None and moved_units(order, fmt) is not None)
+
+    def _columns(self, stem: str, width: int) -> NDArray[np.int64] | None:
+        """Inputs of the file in transformers' order, None where both are the same."""
+        columns = self.architecture.columns.get(stem)
+        order = None if columns is None else columns(self.settings, width)
+        return None if order is None or (order == np.arange(width)).all() else order
+
+    def _add_split(self, key: str, name: str, stem: str) -> bool:
+        """Parameters that are rows of one tensor."""
+        info, parts = self.source.info(key), self.architecture.splits[stem]
+        slots = [slot(self.architecture, name.replace(f".{stem}.", f".{part}.")) for part in parts]
+        if not info.shape or None in slots:
+            return False
+        cut = self.architecture.cuts.get(stem, _query_key_value)
+        counts = cut(self.settings, info.shape[0])
+        start, ends = 0, [*counts, info.shape[0]]
+        if len(ends) != len(parts) or sorted({0, *ends}) != [0, *ends]:
+            raise UnsupportedError(
+                f"[gguf] {self.source.path}: {key} has {info.shape[0]} rows; {', '.join(parts)} are cut at {counts}"
+            )
+        for part, where, stop in zip(parts, slots, ends, strict=True):
+            assert where is not None
+            path, leaf = where
+            packed = info.quantized and leaf == "weight"
+            self._tensors[path if packed else f"{path}.{leaf}"] = _Tensor((key,), part, part=part, rows=(start, stop))
+            start = stop
+        return True
+
+    def _add_experts(self, key: str, path: str, leaf: str, switch: bool, stacks: bool) -> None:
+        """A stack of experts: packed, or dense as the model's own checkpoints have it."""
+        info, kind = self.source.info(key), self.architecture.model_type
+        module, _, projection = path.partition(EXPERTS)
+        if kind in FLAT and (self.dense or not info.quantized):
+            self._tensors[f"{module}.{DBRX_EXPERTS[projection]}"] = _Tensor(
+                (key,), stacked=True, flat=True, transposed=projection == "down_proj", decoded=info.quantized
+            )
+            return
+        if not (info.quantized or switch or stacks) and leaf == "weight" and kind in OWN_STACKS:
+            half = {"gate_proj": 0, "up_proj": 1}.get(projection)
+            if half is None:
+                self._tensors[f"{module}.{projection}"] = _Tensor((key,), stacked=True, transposed=kind in TRANSPOSED)
+            else:
+                self._parts.setdefault((f"{module}.gate_up_proj", EXPERTS), {})[half] = key
+            return
+        if switch and kind not in INTERLEAVED:
+            module = f"{module.removesuffix('.experts')}.switch_mlp"
+        if info.quantized or switch or stacks or leaf != "weight" or kind in INTERLEAVED:
+            self._tensors[f"{module}.{projection}" if info.quantized else f"{module}.{projection}.{leaf}"] = _Tensor((key,))
+        else:
+            word = expert_names.words_for(projection)[-1] if kind in NUMBERED else projection
+            for e in range(info.shape[0]):
+                self._tensors[f"{module}.{e}.{word}.{leaf}"] = _Tensor((key,), expert=e)
+
+    def _add_joined(self, path: str, leaf: str, keys: list[str]) -> None:
+        """A parameter that the file has as several tensors."""
+        if leaf == EXPERTS:
+            self._tensors[path] = _Tensor(tuple(keys), stacked=True, transposed=self.architecture.model_type in TRANSPOSED)
+            return
+        inner = path.removeprefix(f"{self.architecture.layers}.").partition(".")[2]
+        infos = [self.source.info(key) for key in keys]
+        stems = [stem_of(self.source.tensor_name(key)) for key in keys]
+        packed = all(i.quantized and i.format == infos[0].format for i in infos) and leaf == "weight"
+        packed = packed and inner not in self.architecture.joins and not any(s in self.architecture.changes for s in stems)
+        self._tensors[path if packed else f"{path}.{leaf}"] = _Tensor(tuple(keys), joined=inner, decoded=not packed)
 
     def _join(self) -> None:
         """gpt-oss's stacks under the names of its own checkpoints."""
@@ -145,6 +304,21 @@ class ModelView(View):
     def metadata(self) -> Mapping[str, Any]:
         return {}
 
+    @property
+    def notes(self) -> list[str]:
+        """What the user of the result wants to know."""
+        out = []
+        if self.decoded and not self.dense:
+            some = ", ".join(self.decoded[:3]) + (", ..." if len(self.decoded) > 3 else "")
+            out.append(
+                f"{plural(len(self.decoded), 'tensor')} of the model is made of packed ones of the file by more than moving "
+                f"their rows, and written dense: {some}"
+            )
+        for what in dict.fromkeys(self.left_out.values()):
+            count = sum(why == what for why in self.left_out.values())
+            out.append(f"left out: {plural(count, 'tensor')} of {what}")
+        return out
+
     def source_keys(self, key: str) -> tuple[str, ...]:
         """The keys of the file behind a key of the view."""
         if key not in self._tensors:
@@ -159,22 +333,79 @@ class ModelView(View):
 
     def info(self, key: str) -> TensorInfo:
         infos = [self.source.info(k) for k in self.source_keys(key)]
-        t, first = self._tensors[key], infos[0]
-        shape, nbytes = first.shape, sum(i.nbytes for i in infos)
-        if len(infos) > 1:
-            axis = len(shape) - (2 if first.quantized else 1)
-            shape = (*shape[:axis], sum(i.shape[axis] for i in infos), *shape[axis + 1 :])
-        if t.expert is not None:
-            shape, nbytes = shape[1:], nbytes // shape[0]
+        t = self._tensors[key]
+        if t.value is not None:
+            return TensorInfo(key, "dense", "", None, t.value.shape, t.value.dtype.name, t.value.nbytes, ())
+        first = infos[0]
+        shapes, nbytes = [i.shape for i in infos], sum(i.nbytes for i in infos)
+        if t.joined or t.stacked:
+            shape = self._shape(t, shapes)
+        elif len(infos) > 1:
+            axis = len(first.shape) - (2 if first.quantized else 1)
+            shape = (*first.shape[:axis], sum(s[axis] for s in shapes), *first.shape[axis + 1 :])
+        elif t.expert is not None or t.element is not None:
+            shape, nbytes = first.shape[1:], nbytes // first.shape[0]
+        elif t.part:
+            rows = t.rows[1] - t.rows[0]
+            shape, nbytes = (rows, *first.shape[1:]), nbytes * rows // first.shape[0]
+        else:
+            shape = self._shape(t, shapes)
         if t.one_row:
             shape = shape if len(shape) == 2 else (1, *shape)
         if t.inputs_first:
             shape = shape[::-1]
-        dtype = "float32" if t.minus_one else first.dtype
-        return replace(first, key=key, shape=shape, dtype=dtype, nbytes=nbytes)
+        if first.quantized and not t.decoded:
+            return replace(first, key=key, shape=shape, nbytes=nbytes)
+        dtype = self._dtype(t, infos)
+        if not any(i.quantized for i in infos):
+            return replace(first, key=key, shape=shape, dtype=dtype, nbytes=nbytes)
+        nbytes = int(np.prod(shape)) * dtype_named(dtype).itemsize
+        return TensorInfo(key, "dense", "", None, shape, dtype, nbytes, first.files)
+
+    def _dtype(self, t: _Tensor, infos: list[TensorInfo]) -> str:
+        """The dtype of a dense tensor of the view."""
+        if t.minus_one or any(self._change(t, k, i.shape) for k, i in zip(t.keys, infos, strict=True)):
+            return "float32"
+        found = {self.dtype if i.quantized else i.dtype for i in infos}
+        dtype = found.pop() if len(found) == 1 else "float32"
+        return "int64" if dtype == "int32" else dtype
+
+    def _shape(self, t: _Tensor, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+        """The shape of a dense tensor, or of rows that follow one another."""
+        small = [np.broadcast_to(np.int8(1), s) for s in shapes]
+        if t.stacked:
+            e, n, k = shapes[0]
+            n = sum(s[1] for s in shapes)
+            n, k = (k, n) if t.transposed else (n, k)
+            return (e * n, k) if t.flat else (e, n, k)
+        if t.joined and t.joined not in self.architecture.joins:
+            changed = [self._changed(t, k, a).shape for k, a in zip(t.keys, small, strict=True)]
+            return (sum(s[0] for s in changed), *changed[0][1:])
+        if t.joined:
+            return self.architecture.joins[t.joined].read(self.settings, small).shape
+        return self._changed(t, t.keys[0], small[0]).shape
+
+    def _change(self, t: _Tensor, key: str, shape: tuple[int, ...]) -> Change | None:
+        """How transformers has the values of a tensor of the file of this shape."""
+        name = self.source.tensor_name(key)
+        return None if name.endswith(".bias") and len(shape) == 1 and t.stem else self.architecture.changes.get(stem_of(name))
+
+    def _changed(self, t: _Tensor, key: str, array: NDArray[Any]) -> NDArray[Any]:
+        """A tensor's values as transformers has them."""
+        change = self._change(t, key, array.shape)
+        if change is None:
+            return array
+        with np.errstate(all="ignore"):  # of what has no logarithm
+            return np.asarray(change.read(self.settings, array.astype(np.float32)), np.float32)
 
     def __getitem__(self, key: str) -> QTensor | NDArray[Any]:
-        keys = self.source_keys(key)
+        keys, t = self.source_keys(key), self._tensors[key]
+        if t.value is not None:
+            return t.value
+        if t.stacked:
+            return self._stack(t)
+        if t.joined:
+            return self._joined(key, t)
         if len(keys) > 1:
             return self._alternating(key, keys)
         return self.arranged(key, self.source[keys[0]])
@@ -184,37 +415,103 @@ class ModelView(View):
         where the view has them in another order.
         """
         keys, t = self.source_keys(key), self._tensors[key]
-        rows = self.info(key).shape[0]
-        if len(keys) == 1 and row_order(self.architecture, t.stem, rows, self.heads, self.head_dim) is None:
+        rows, width = self.info(key).shape[0], self.info(key).shape[-1]
+        plain = not (t.joined or t.part or t.decoded) and t.element is None and self._columns(t.stem, width) is None
+        if len(keys) == 1 and plain and self._order(t.stem, rows) is None:
             yield from self.source.row_pieces(keys[0], multiple)
             return
         weight = self[key]
         assert isinstance(weight, QTensor)
         yield weight
 
+    def _order(self, stem: str, rows: int) -> NDArray[np.int64] | None:
+        """Rows of the file in transformers' order, None where both are the same."""
+        if stem in self.architecture.orders:
+            return self.architecture.orders[stem](self.settings, rows)
+        return row_order(self.architecture, stem, rows, self.heads, self.head_dim)
+
+    def _values(self, t: _Tensor, weight: QTensor | NDArray[Any]) -> QTensor | NDArray[Any]:
+        """A weight of the file, decoded where the view has it dense."""
+        return weight.dequantize(self.dtype, self.arithmetic) if isinstance(weight, QTensor) and t.decoded else weight
+
     def arranged(self, key: str, weight: QTensor | NDArray[Any]) -> QTensor | NDArray[Any]:
         """A tensor of the file as the view has it under `key`."""
         t = self._tensors[key]
-        order = row_order(self.architecture, t.stem, weight.shape[0], self.heads, self.head_dim)
+        if t.element is not None:
+            weight = weight[t.element]
+        weight = self._values(t, weight)
+        rows = np.arange(*t.rows) if t.part else None
+        order = self._order(t.stem, weight.shape[0] if rows is None else len(rows))
+        order = order if rows is None else rows if order is None else rows[order]
         if isinstance(weight, QTensor):
-            return weight if order is None else take_rows(weight, order)
+            moved = weight if order is None else take_rows(weight, order)
+            inputs = self._columns(t.stem, weight.shape[-1])
+            return moved if inputs is None else take_inputs(moved, inputs)
         if t.expert is not None:
             return np.asarray(weight[t.expert])
         array = weight if order is None else weight[order]
+        inputs = self._columns(t.stem, array.shape[-1])
+        array = array if inputs is None else array[..., inputs]
         if t.minus_one:
             array = array.astype(np.float32) - np.float32(1)
+        array = self._changed(t, t.keys[0], array)
+        if array.dtype == np.int32:
+            array = array.astype(np.int64)
         if t.one_row and array.ndim == 1:
             array = array[None]
         return np.ascontiguousarray(array.T) if t.inputs_first else array
 
+    def _joined(self, key: str, t: _Tensor) -> QTensor | NDArray[Any]:
+        """A parameter of several tensors: their rows one after another in the model's order, or
+        what `Architecture.joins` makes of their values.
+        """
+        order_of, dtype = self.architecture.orders.get(t.joined), self.info(key).dtype
+        read: list[QTensor | NDArray[Any]] = []
+        for k in t.keys:
+            weight = self._values(t, self.source[k])
+            order = self._order(stem_of(self.source.tensor_name(k)), weight.shape[0])
+            if isinstance(weight, QTensor):
+                read.append(weight if order is None else take_rows(weight, order))
+            else:
+                read.append(self._changed(t, k, weight if order is None else weight[order]))
+        packed = [r for r in read if isinstance(r, QTensor)]
+        if packed:
+            if why := incompatibility(packed):
+                raise UnsupportedError(f"[gguf] {self.source.path}: {', '.join(t.keys)} cannot be {key}: {why}")
+            whole = concat_rows(packed)
+            order = None if order_of is None else order_of(self.settings, whole.shape[0])
+            return whole if order is None else take_rows(whole, order)
+        arrays = [np.asarray(r).astype(dtype_named(dtype), copy=False) for r in read]
+        if t.joined in self.architecture.joins:
+            return np.ascontiguousarray(self.architecture.joins[t.joined].read(self.settings, arrays))
+        array = np.concatenate(arrays)
+        order = None if order_of is None else order_of(self.settings, len(array))
+        return array if order is None else array[order]
+
+    def _stack(self, t: _Tensor) -> NDArray[Any]:
+        """transformers' parameter of all experts."""
+        read = [np.asarray(self._values(t, self.source[k])) for k in t.keys]
+        array = np.concatenate(read, axis=1) if len(read) > 1 else read[0]
+        array = np.ascontiguousarray(array.swapaxes(1, 2)) if t.transposed else array
+        return array.reshape(-1, array.shape[-1]) if t.flat else array
+
     def names(self) -> dict[str, str]:
         """Key of the file -> key of the view, for tensors that are one in both."""
-        return {t.keys[0]: key for key, t in self._tensors.items() if len(t.keys) == 1 and t.expert is None}
+        return {
+            t.keys[0]: key
+            for key, t in self._tensors.items()
+            if len(t.keys) == 1 and t.expert is None and t.element is None and not t.part
+        }
 
     def rounder(self, rounder: Callable[[str, NDArray[Any], Format], QTensor]) -> Callable[[str, NDArray[Any], Format], QTensor]:
         """A function that rounds modules of the file, for modules of the view: in the file's order
-        of rows.
+        of rows. UnsupportedError for a model whose parameters have another form in the file.
         """
+        if why := unsupported(self.architecture):
+            raise UnsupportedError(
+                f"[quantize] {self.source.path}: {self.architecture.model_type} has some parameters in another form than its "
+                f"GGUF ({why}), and calibration walks the file's. halfbyte dequantize makes a folder, which can be quantized so"
+            )
 
         def rounded(module: str, x: NDArray[Any], fmt: Format) -> QTensor:
             key = module if module in self else f"{module}.weight"
@@ -241,6 +538,20 @@ class ModelView(View):
             self.source.fetch(k)
 
 
+def _stem(name: str) -> str:
+    """A tensor's name without its end."""
+    return name.removesuffix(".weight").removesuffix(".bias")
+
+
+def _query_key_value(settings: Any, rows: int) -> list[int]:
+    """Where the rows of queries and of keys end in one projection: there are as many heads for
+    keys as for values.
+    """
+    length, queries = settings.head_dim, settings.num_attention_heads * settings.head_dim
+    both = length + getattr(settings, "v_head_dim", length)
+    return [queries, queries + (rows - queries) // both * length]
+
+
 def model_config(settings: Mapping[str, Any], task: str) -> dict[str, Any]:
     """config.json of a model with these settings: with the class, and the rotation also under the
     names that older programs read. task: `Architecture.task`.
@@ -259,7 +570,7 @@ def with_older_names(config: Mapping[str, Any]) -> dict[str, Any]:
     main = rope if "rope_type" in rope else rope.get("full_attention") or {}
     if "rope_theta" in main:
         older["rope_theta"] = main["rope_theta"]
-    scaled = {k: v for k, v in main.items() if k not in ("rope_theta", "partial_rotary_factor")}
+    scaled = {k: v for k, v in main.items() if k != "rope_theta"}
     # transformers takes `rope_scaling` for the rotation of all layers, except where Gemma 3's code
     # reads it.
     whole = main is rope or str(config.get("model_type", "")).startswith("gemma3")
@@ -281,17 +592,18 @@ def _shortest(value: Any) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-def as_model(checkpoint: Checkpoint, layout: str, stacks: bool = False) -> Checkpoint:
+def as_model(checkpoint: Checkpoint, layout: str, **options: Any) -> Checkpoint:
     """The checkpoint under transformers' names where it is a GGUF of a model that has a table, else
     itself (`no_model` has the reason).
 
-    layout  the target's, "" for dense safetensors
-    stacks  dense stacks of experts stay whole
+    layout   the target's, "" for dense safetensors
+    options  further ones of `ModelView`
     """
     if not isinstance(checkpoint, GGUFCheckpoint):
         return checkpoint
+    by_layout = {"switch": layout == "mlx", "joined": layout not in ("", "mlx"), "dense": not layout}
     try:
-        return ModelView(checkpoint, switch=layout == "mlx", joined=layout not in ("", "mlx"), stacks=stacks)
+        return ModelView(checkpoint, **{**by_layout, **options})
     except (UnsupportedError, CheckpointError):
         return checkpoint
 

@@ -3,6 +3,7 @@
     concat_rows([q, k, v])   (n₁ + n₂ + n₃, k)     rows of several matrices
     stack([e₀, e₁, ...])     (e, n, k)             matrices as one stack of experts
     take_rows(q, index)      (len(index), k)       rows in another order
+    take_inputs(q, index)    (n, len(index))       whole groups of inputs in another order
 
 Weights can be concatenated when they have one format, one k, one order of groups and, where rows
 share it, one global scale. `incompatibility(weights)` gives the reason when they cannot. Two global
@@ -12,6 +13,7 @@ factor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ShapeError, plural
+from ..spec import Format
 from .qtensor import QTensor
 
 _SHARED_BY_ROWS = ("group_index", "global_scale")
@@ -85,6 +88,38 @@ def take_rows(q: QTensor, index: NDArray[np.integer]) -> QTensor:
         raise ShapeError(f"[take_rows] rows of {q.format} cannot be reordered: rows share its scales")
     parts = {p: a if p in _SHARED_BY_ROWS else np.ascontiguousarray(a[..., index, :]) for p, a in q.parts.items()}
     return QTensor(q.format, (*q.shape[:-2], len(index), q.shape[-1]), parts, origin=q.origin)
+
+
+def moved_units(order: NDArray[np.integer], fmt: Format) -> NDArray[np.int64] | None:
+    """What an order of inputs is to blocks of inputs that share every scale and begin at a byte:
+    the order of those blocks; None where it divides one, or where a format has none.
+    """
+    if fmt.grouping != "row" or fmt.scale == "nested" or fmt.composite or fmt.group_size < 1:
+        return None
+    unit = math.lcm(fmt.super_size or fmt.group_size, 8 // math.gcd(8, fmt.bits))
+    if fmt.opaque or len(order) % unit:
+        return None
+    blocks = np.asarray(order, np.int64).reshape(-1, unit)
+    first = blocks[:, :1]
+    return first[:, 0] // unit if (blocks == first + np.arange(unit)).all() and not (first % unit).any() else None
+
+
+def take_inputs(q: QTensor, index: NDArray[np.integer]) -> QTensor:
+    """Inputs `index` of a matrix, or of every matrix of a stack: whole blocks (`moved_units`).
+    ShapeError for another order, or where groups have an order of their own.
+    """
+    units = None if "group_index" in q.parts else moved_units(index, q.format)
+    if units is None:
+        raise ShapeError(f"[take_inputs] inputs of {q.format} are moved by whole groups; this order divides some")
+    total = q.shape[-1] // (len(index) // len(units))
+    parts = {}
+    for name, array in q.parts.items():
+        if name in _SHARED_BY_ROWS:
+            parts[name] = array
+            continue
+        cut = array.reshape(*array.shape[:-1], total, -1)
+        parts[name] = np.ascontiguousarray(cut[..., units, :]).reshape(*array.shape[:-1], -1)
+    return QTensor(q.format, (*q.shape[:-1], len(index)), parts, origin=q.origin)
 
 
 def _check(op: str, weights: Sequence[QTensor], stacked: bool) -> None:

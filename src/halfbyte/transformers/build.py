@@ -21,7 +21,7 @@ from ..gguf_models.tokenizer import end_of_turn_ids
 from .fill.gguf import fill
 
 POOLED = ("bert", "jina_embeddings_v3")
-"""Model types whose encoder has a pooler that a GGUF file leaves out."""
+"""Model types whose encoder has a pooler where its checkpoint has one; a GGUF file leaves it out."""
 
 
 def config_of_gguf(checkpoint: GGUFCheckpoint) -> Any:
@@ -80,7 +80,8 @@ def empty_model(config: Any, dtype: torch.dtype, filled: Callable[[str], bool] =
     """
     try:
         with torch.device("meta"):
-            options = {"add_pooling_layer": False} if task == "encoder" and config.model_type in POOLED else {}
+            pooled = task == "encoder" and config.model_type in POOLED
+            options = {"add_pooling_layer": filled("pooler.dense.weight") or filled("pooler.dense")} if pooled else {}
             model = _class_for(config, task).from_config(config, dtype=dtype, **options)
     except ImportError as error:
         text = config.get_text_config(decoder=True)

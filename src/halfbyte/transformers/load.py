@@ -27,6 +27,7 @@ from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
 from ..errors import BackendError, FormatError
 from ..generation.native_tokenizer import tokenizer_of_folder
 from ..gguf_models.config import config_of
+from ..gguf_models.names import task_of_class
 from ..gguf_models.tokenizer import tokenizer_of, tokens_of
 from ..spec import Size
 from ..torch.modules import batch_invariant, packed_modules
@@ -86,7 +87,8 @@ def load_model(
             model_settings = config_of_folder(checkpoint)
             checkpoint.check("load_model")
             tokenizer = tokenizer_of_folder(checkpoint)
-            model = empty_model(model_settings, default_dtype(wanted, where, model_settings), checkpoint.__contains__)
+            task = task_of_class(model_settings.model_type, getattr(model_settings, "architectures", None) or ())
+            model = empty_model(model_settings, default_dtype(wanted, where, model_settings), checkpoint.__contains__, task)
             fill_from_folder(model, checkpoint, activations=activations, backend=backend, device=where)
             add_generation_settings(model, checkpoint)
     model = model.to(where).eval().requires_grad_(False)

@@ -167,7 +167,7 @@ def verify(
         dtype = dtype_named(dtype).name
     a, b = rows_by_name(a), rows_by_name(b)
     if not rules:
-        a, b = _in_one_convention(a, b, rules is None)
+        a, b = _in_one_convention(a, b, arithmetic)
     unaccounted = [*_unaccounted(a, left=True), *_unaccounted(b, left=False)]
     left_dialect = dialect_of(a.keys(), a.config, a.metadata)
     right_dialect = dialect_of(b.keys(), b.config, b.metadata)
@@ -185,23 +185,22 @@ def verify(
     return out
 
 
-def _in_one_convention(a: Checkpoint, b: Checkpoint, whole: bool) -> tuple[Checkpoint, Checkpoint]:
-    """A GGUF and a folder under names of one side: transformers' where all of the file's tensors
-    have them, else llama.cpp's. `whole` also puts the file's rows in transformers' order.
+def _in_one_convention(a: Checkpoint, b: Checkpoint, arithmetic: str) -> tuple[Checkpoint, Checkpoint]:
+    """A GGUF and a folder under names and in the order of rows of one side: transformers' where all
+    of the file's tensors have them, else llama.cpp's.
     """
     if isinstance(a, GGUFCheckpoint) == isinstance(b, GGUFCheckpoint):
         return a, b
     file, other = (a, b) if isinstance(a, GGUFCheckpoint) else (b, a)
     if dialect_of(other.keys(), other.config, other.metadata).gguf:
         return a, b
-    model = as_model(file, "")
+    packed = any(info.quantized for info in other.infos())
+    model = as_model(file, "", dense=not packed, arithmetic=arithmetic)
     if model is file:
         try:
             other = GGUFView(other, names_only=True)
         except (UnsupportedError, CheckpointError):
             return a, b
-    elif not whole:
-        return a, b
     return (model, other) if file is a else (other, model)
 
 

@@ -26,7 +26,7 @@ from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..errors import UnsupportedError
 from ..gguf_models.rotation import YARN_BORDERS
 from ..gguf_models.tokenizer import end_of_turn_ids, tokenizer_of
-from ..gguf_models.view import ModelView
+from .source import model_view
 
 NAME = "halfbyte"
 
@@ -55,7 +55,7 @@ class GGUFConfigParser(ConfigParserBase):  # type: ignore[misc] # vLLM is not ty
         architecture that has no table.
         """
         with open_gguf(model) as checkpoint:
-            settings = {**ModelView(checkpoint).config, "quantization_config": {"quant_method": NAME}}
+            settings = {**model_view(checkpoint).config, "quantization_config": {"quant_method": NAME}}
             for name in ("rope_parameters", "rope_scaling"):
                 if (settings.get(name) or {}).get("rope_type") == "yarn":
                     settings[name] = YARN_BORDERS | settings[name]  # vLLM's gpt-oss wants both written out

@@ -23,6 +23,7 @@ from ..checkpoints import Checkpoint, expert_names
 from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..errors import UnsupportedError
+from ..gguf_models.names import unsupported
 from ..gguf_models.view import ModelView
 from ..tensor.qtensor import QTensor
 from ..torch.state import tensor
@@ -43,6 +44,19 @@ def stated_activations(settings: Mapping[str, Any]) -> str:
     return "int8" if integers and all(integers) else "exact"
 
 
+def model_view(checkpoint: GGUFCheckpoint) -> ModelView:
+    """A GGUF file under the names of vLLM's models. UnsupportedError for a model whose parameters
+    have another form in its file.
+    """
+    view = ModelView(checkpoint, joined=True)
+    if why := unsupported(view.architecture):
+        raise UnsupportedError(
+            f"[vllm] {checkpoint.path}: {view.architecture.model_type} has some parameters in another form than its GGUF "
+            f"({why}), and vLLM's models take them as they are; halfbyte convert makes a folder"
+        )
+    return view
+
+
 class Source:
     """An opened checkpoint, its packed weights by module path.
 
@@ -56,7 +70,7 @@ class Source:
     def __init__(self, path: str | Path) -> None:
         opened = open_checkpoint(path)
         opened.check("vllm")
-        self.checkpoint: Checkpoint = ModelView(opened, joined=True) if isinstance(opened, GGUFCheckpoint) else opened
+        self.checkpoint: Checkpoint = model_view(opened) if isinstance(opened, GGUFCheckpoint) else opened
         self.matrices: dict[str, str] = {}
         self.experts: dict[str, dict[Projection, str]] = defaultdict(dict)
         scaled = [key for key in self.checkpoint if key.endswith(INPUT_SCALE)]

@@ -7,6 +7,7 @@ to modules.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -160,3 +161,15 @@ class Filling:
 def first_names(names: list[str]) -> str:
     """The first five of many names."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def inputs_first(model: Any) -> dict[str, nn.Module]:
+    """GPT-2's linear layers, whose weights are (inputs, outputs), by their paths."""
+    return {path: module for path, module in model.named_modules() if type(module).__name__ == "Conv1D"}
+
+
+def make_linear(model: Any, modules: Mapping[str, nn.Module]) -> None:
+    """Puts ordinary linear layers, of the same products, in place of `inputs_first`."""
+    for path, module in modules.items():
+        k, n = module.weight.shape
+        model.set_submodule(path, nn.Linear(k, n, device="meta", dtype=module.weight.dtype))

@@ -25,7 +25,7 @@ from ...gguf_models.names import LAYER, LONG_ROTATION, ROTATION_FACTORS, row_ord
 from ...tensor.concat import concat_rows, incompatibility, take_rows
 from ...tensor.qtensor import QTensor
 from ...torch.state import tensor
-from .base import Filling, first_names
+from .base import Filling, first_names, inputs_first, make_linear
 from .experts import fill_experts
 from .module_paths import Slot
 
@@ -55,7 +55,7 @@ class GGUFFilling(Filling):
     architecture: Architecture
 
     def run(self) -> None:
-        _linear_layers(self.model)
+        make_linear(self.model, inputs_first(self.model))
         unknown: list[str] = []
         experts: dict[str, dict[Slot, str]] = defaultdict(dict)
         parts: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
@@ -251,11 +251,3 @@ class GatheredInputs(nn.Module):  # type: ignore[misc] # torch is not type-check
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.linear(x[..., self.order])
         return y
-
-
-def _linear_layers(model: Any) -> None:
-    """GPT-2's layers, whose weights are (k, n), as ordinary linear layers of the same product."""
-    for path, module in list(model.named_modules()):
-        if type(module).__name__ == "Conv1D":
-            k, n = module.weight.shape
-            model.set_submodule(path, nn.Linear(k, n, device="meta", dtype=module.weight.dtype))

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from ...checkpoints import expert_names
+from ...gguf_models.architecture import DBRX_EXPERTS
 from ...layouts.quant_config.module_rules import FUSED, aliases
 
 
@@ -104,8 +105,10 @@ class SlotResolver:
 
 def is_experts(module: nn.Module | None) -> bool:
     """True for a module that keeps all its experts in two stacked parameters, as transformers 5
-    does.
+    does, DBRX in three matrices.
     """
+    if hasattr(getattr(module, "mlp", None), DBRX_EXPERTS["gate_proj"].partition(".")[2]):
+        return True
     first = "gate_up_proj" if hasattr(module, "gate_up_proj") else "up_proj"
     return all(getattr(getattr(module, name, None), "ndim", 0) == 3 for name in (first, "down_proj"))
 

@@ -29,7 +29,7 @@ from ...torch.concat_linear import ConcatLinear
 from ...torch.modules import QEmbedding, QLinear
 from ...torch.scaled_linear import scaled
 from ...torch.state import tensor
-from .base import Filling, first_names
+from .base import Filling, first_names, inputs_first, make_linear
 from .experts import fill_experts
 from .module_paths import Slot, SlotResolver
 
@@ -69,6 +69,7 @@ class FolderFilling(Filling):
     def run(self, only: Collection[str] | None = None) -> None:
         """Puts every tensor, or those of the modules at the paths in `only`."""
         groups, unknown = self.plan()
+        self.turn_packed(groups)
         if across := [key for key in unknown if ALONG_OUTPUTS.fullmatch(key)]:
             raise UnsupportedError(
                 f"[load_model] {self.checkpoint.path}: {first_names(across)} scale groups along the outputs (ModelOpt's MXFP4 of "
@@ -96,6 +97,18 @@ class FolderFilling(Filling):
                 self.put_input_scale(path, scales)
         self.tie()
         self.check_full()
+
+    def turn_packed(self, groups: Mapping[str, Mapping[Slot, str]]) -> None:
+        """Ordinary linear layers for the packed ones that are (outputs, inputs) where transformers'
+        are (inputs, outputs). Where a matrix of one shape could be both, the others say which.
+        """
+        own, packed = inputs_first(self.model), {}
+        for slot, key in ((slot, key) for keys in groups.values() for slot, key in keys.items()):
+            if slot.path in own and slot.leaf == "weight" and self.checkpoint.info(key).quantized:
+                packed[slot.path] = self.checkpoint.info(key).shape
+        shapes = {path: tuple(own[path].weight.shape) for path in packed}
+        if any(packed[path] == shapes[path][::-1] != shapes[path] for path in packed):
+            make_linear(self.model, {path: own[path] for path in packed})
 
     def without_towers(self, unknown: list[str]) -> list[str]:
         """`unknown` without the tensors of other modalities, which a warning names, where the
