@@ -15,8 +15,7 @@
 namespace halfbyte {
 namespace {
 
-constexpr int64_t kTokens = 256;          // tokens whose activations are prepared at a time
-constexpr int64_t kLongestSegment = 128;  // and longest span
+constexpr int64_t kTokens = 256;  // tokens whose activations are prepared at a time
 // The sums of a span of several segments are in units of the activations' scale, up to 127 times as
 // large as their value; the weight's scales are divided by this number until the span ends, so that
 // no sum overflows float32.
@@ -107,9 +106,15 @@ struct Plan {
   int32_t *x_start = nullptr;
 };
 
+// Floats of a row in kernel order, with the zeros behind it.
+int64_t ordered_floats(const Plan &p) {
+  return round_up(p.inputs > p.w->k ? p.inputs : p.w->k, 16);
+}
+
 void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float *scratch) {
   const Weight &w = *p.w;
   float *plain = scratch, *ordered = scratch + round_up(w.k, 16);
+  int8_t *bytes = (int8_t *)(ordered + ordered_floats(p));  // of a span
   load_row(*p.ks, x, row, w.k, w.gather ? plain : ordered);
   if (w.gather)
     for (int64_t j = 0; j < p.inputs; ++j)
@@ -137,7 +142,6 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
     }
     for (int64_t from = 0; from < count; from += p.span) {
       const int64_t inputs = count - from < p.span ? count - from : p.span;
-      int8_t bytes[kLongestSegment];
       const float scale = p.ks->quantize(ordered + k0 + from, inputs, bytes);
       if (matrix) {
         std::memcpy(p.xq + at + (t - t0) * count + from, bytes, (size_t)inputs);
@@ -323,6 +327,11 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
     }
     return;
   }
+  if (activations == Activations::int8_token) {  // the row is one segment
+    Weight row = w;
+    if (w.groups == 1 && w.group <= kLongestTokenRow) row.seg = w.group, row.span = 0;
+    return linear(row, x, bias, Activations::int8, out_dtype, out);
+  }
   Plan p;
   p.ks = &ks, p.w = &w;
   p.int8 = activations == Activations::int8 && w.panel_order && w.integral;
@@ -348,8 +357,7 @@ void linear(const Weight &w, const Matrix &x, const float *bias, Activations act
       KeepSubnormals keep;
       thread_local Scratch row_scratch;
       prepare_token(p, x, t0 + t, t,
-                    row_scratch.take<float>(round_up(w.k, 16) +
-                                            round_up(p.inputs > w.k ? p.inputs : w.k, 16)));
+                    row_scratch.take<float>(round_up(w.k, 16) + ordered_floats(p) + p.span));
     };
     if (p.tokens >= 8)
       parallel_for(p.tokens, token);

@@ -5,7 +5,12 @@
 
 namespace halfbyte {
 
-enum class Activations : int { exact = 0, int8 = 1 };
+// int8: one scale of the activations for each span of the weight. int8_token: one for all inputs of
+// a token where the weight has one group a row of at most kLongestTokenRow inputs; else as int8.
+enum class Activations : int { exact = 0, int8 = 1, int8_token = 2 };
+
+// Sums of products of a byte and a 7-bit number over so many inputs fit in 32 bits.
+constexpr int64_t kLongestTokenRow = 65536;
 
 struct Matrix {
   const void *data = nullptr;

@@ -422,6 +422,7 @@ void buffered_i8(const Block &b) {
   if (b.seg == 64) return blocks_i8<V, STEPS, FromBuffer<64, true>>(b);
   if (b.seg == 32) return blocks_i8<V, STEPS, FromBuffer<32, true>>(b);
   if (b.seg == 16) return blocks_i8<V, STEPS, FromBuffer<16, true>>(b);
+  if (b.seg % 64 == 0) return blocks_i8<V, STEPS, FromBuffer<64>>(b);
   if (b.seg % 32 == 0) return blocks_i8<V, STEPS, FromBuffer<32>>(b);
   if (b.seg % 16 == 0) return blocks_i8<V, STEPS, FromBuffer<16>>(b);
   if constexpr (STEPS <= 2) blocks_i8<V, STEPS, FromBuffer<8>>(b);

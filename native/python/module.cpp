@@ -337,7 +337,8 @@ NB_MODULE(_native, m) {
 
   nb::enum_<Activations>(m, "Activations")
       .value("exact", Activations::exact)
-      .value("int8", Activations::int8);
+      .value("int8", Activations::int8)
+      .value("int8_token", Activations::int8_token);
   nb::enum_<Probe>(m, "Probe")
       .value("read", Probe::read)
       .value("fma", Probe::fma)

@@ -75,7 +75,7 @@ void require(bool holds, const char *what) {
 
 int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
 const Dtype kDtypes[] = {Dtype::f32, Dtype::f16, Dtype::bf16};
-const Activations kClasses[] = {Activations::exact, Activations::int8};
+const Activations kClasses[] = {Activations::exact, Activations::int8, Activations::int8_token};
 
 void fill_any(void *to, size_t bytes) {
   for (size_t i = 0; i < bytes; ++i) ((uint8_t *)to)[i] = (uint8_t)random_bits();

@@ -60,6 +60,13 @@ void check(bool good, const std::string &what) {
   std::printf("FAILED %s\n", what.c_str());
 }
 
+const Activations kClasses[] = {Activations::exact, Activations::int8, Activations::int8_token};
+const char *name_of(Activations mode) {
+  return mode == Activations::exact  ? " exact"
+         : mode == Activations::int8 ? " int8"
+                                     : " int8_token";
+}
+
 std::vector<float> product(const Weight &w, const float *x, int64_t m, Activations mode) {
   Guarded xs((size_t)(m * w.k) * 4), out((size_t)(m * w.n) * 4);
   std::memcpy(xs.as<float>(), x, (size_t)(m * w.k) * 4);
@@ -75,7 +82,8 @@ std::vector<double> rounding(const Weight &w, const std::vector<float> &x, int64
                              Activations mode) {
   std::vector<double> half(x.size(), 0.0);
   if (mode == Activations::exact || !w.integral) return half;
-  const int64_t span = w.span ? w.span : w.seg;
+  const bool whole = mode == Activations::int8_token && w.groups == 1;
+  const int64_t span = whole ? w.group : w.spanned();
   const auto input = [&](int64_t p) -> int64_t { return w.gather ? w.gather[p] : p; };
   for (int64_t t = 0; t < m; ++t)
     for (int64_t p0 = 0; p0 < w.kernel_k(); p0 += span) {
@@ -136,8 +144,8 @@ void check_weight(const std::string &set, const Structure &s, int64_t n, int64_t
   std::vector<float> dense((size_t)(n * k));
   dequantize(w, 0, n, Dtype::f32, dense.data());
 
-  for (const Activations mode : {Activations::exact, Activations::int8}) {
-    const std::string in = where + (mode == Activations::exact ? " exact" : " int8");
+  for (const Activations mode : kClasses) {
+    const std::string in = where + name_of(mode);
     for (const int64_t m : {(int64_t)1, (int64_t)2, (int64_t)4, (int64_t)21}) {
       std::vector<float> hot((size_t)(m * k), 0.0f);
       std::vector<int64_t> at((size_t)m);
@@ -227,7 +235,7 @@ void check_scales(const std::string &set, const Structure &s) {
     const std::string where = set + " " + s.name + " scales " + std::to_string(low);
     dequantize(w, 0, n, Dtype::f32, dense.data());
     check(std::equal(dense.begin(), dense.end(), wanted.begin(), equal), where + ": rows");
-    for (const Activations mode : {Activations::exact, Activations::int8})
+    for (const Activations mode : kClasses)
       for (const int64_t m : {(int64_t)1, (int64_t)21}) {
         std::vector<float> hot((size_t)(m * k), 0.0f);
         for (int64_t t = 0; t < m; ++t) hot[(size_t)(t * k + (7 * t + 3) % k)] = 1.0f;
@@ -236,8 +244,8 @@ void check_scales(const std::string &set, const Structure &s) {
         for (int64_t t = 0; t < m; ++t)
           for (int64_t r = 0; r < n; ++r)
             wrong += !equal(y[(size_t)(t * n + r)], wanted[(size_t)(r * k + (7 * t + 3) % k)]);
-        check(!wrong, where + (mode == Activations::exact ? " exact" : " int8") +
-                          " m=" + std::to_string(m) + ": " + std::to_string(wrong) + " products");
+        check(!wrong, where + name_of(mode) + " m=" + std::to_string(m) + ": " +
+                          std::to_string(wrong) + " products");
       }
   }
 }

@@ -38,6 +38,7 @@ class Global(enum.Enum):
 class Activations(enum.Enum):
     exact = 0
     int8 = 1
+    int8_token = 2
 
 class Gate(enum.Enum):
     silu = 0

@@ -282,8 +282,10 @@ def linear(
     w            packed (n, k)
     bias         (n,) or None
     activations  "exact": float32 products and sums. "int8": x rounded to 8 bits a group at a time,
-                 faster, error near 5e-3. "fp8": x rounded to E4M3 under a power of two for each
-                 token, on NVIDIA GPUs, error near 2.6e-2
+                 faster, error near 5e-3. "int8_token", on the CPU: under one scale for each token,
+                 as W8A8 checkpoints say, where the weight has one scale a row; else as "int8".
+                 "fp8": x rounded to E4M3 under a power of two for each token, on NVIDIA GPUs, error
+                 near 2.6e-2
     backend      None picks by x's device; a name forces one
     schedule     None picks; a name forces one where the backend has it
     invariant    a row of y has the same bits whatever the number of rows and whatever the others
@@ -476,7 +478,7 @@ def experts(
     up            packed (e, f, k) where gate and up cannot share a stack, as NVFP4 with a global
                   scale each: `gate_up` then has the gates alone, (e, f, k), and its bias is (e, f),
                   as `up_bias` is
-    activations   "exact" or, on the CPU, "int8", as in `linear`
+    activations   "exact" or, on the CPU, "int8" and "int8_token", as in `linear`
     invariant     a token's result has the same bits whatever the other tokens, as in `linear`
     Tokens are grouped by expert; none is dropped, an expert without tokens costs nothing. Sums run
     in float32, in order of t. Returns (m, h) in x's dtype. Raises ShapeError when shapes or

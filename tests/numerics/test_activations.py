@@ -149,3 +149,27 @@ def test_fp8_activations_are_their_bytes_under_the_rows_scale():
     x = drawn(5, 64)
     codes, scales = by.round_e4m3(x)
     assert np.array_equal(by.rounded(x, format_named("mxfp4"), "fp8"), element_table("e4m3", 8)[codes] * scales[:, None])
+
+
+@pytest.mark.parametrize("k", [1, 8, 100, 129, 300])
+@pytest.mark.parametrize("word", ["int8:channel", "int4:channel", "uint3:channel"])
+def test_a_row_under_one_scale_takes_activations_under_one(word, k):
+    x = drawn(8, k)
+    codes, scales = by.round_int8(x, k)
+    assert np.array_equal(by.rounded(x, format_named(word), "int8_token"), codes * scales)
+
+
+@pytest.mark.parametrize("word", ["int4:g32", "int8:g64", "mxfp4", "q4_K"])
+def test_weights_of_several_groups_a_row_take_int8s_scales(word):
+    x, fmt = drawn(8, 512), format_named(word)
+    assert np.array_equal(by.rounded(x, fmt, "int8_token"), by.rounded(x, fmt, "int8"))
+
+
+def test_a_row_whose_sums_may_not_fit_in_32_bits_takes_int8s_scales():
+    fmt = format_named("int8:channel")
+    for k, alike in ((by.LONGEST_TOKEN_ROW, False), (by.LONGEST_TOKEN_ROW + 1, True)):
+        x = np.ones((1, k), np.float32)
+        x[0, 0], x[0, 1] = 300, -77
+        assert np.array_equal(by.rounded(x, fmt, "int8_token"), by.rounded(x, fmt, "int8")) == alike
+    for mode in ("int8", "int8_token"):
+        assert by.refusal(format_named("nf4:g64"), mode) is not None

@@ -204,12 +204,16 @@ def test_what_does_not_fit_names_the_layer_and_its_key(plugin):
 
 
 INT8, FP8 = {"num_bits": 8, "type": "int"}, {"num_bits": 8, "type": "float"}
+BY_TOKEN = INT8 | {"symmetric": True, "strategy": "token", "dynamic": True}
 
 
 @pytest.mark.parametrize(
     ("groups", "wanted"),
     [
         ([INT8], "int8"), ([INT8, INT8], "int8"), ([{"num_bits": 8}], "int8"),
+        ([BY_TOKEN], "int8_token"), ([BY_TOKEN, BY_TOKEN], "int8_token"), ([BY_TOKEN, INT8], "int8"),
+        ([BY_TOKEN | {"symmetric": False}], "int8"), ([BY_TOKEN | {"dynamic": False}], "int8"),
+        ([BY_TOKEN | {"strategy": "tensor"}], "int8"),
         ([], "exact"), ([None], "exact"), ([FP8], "exact"), ([{"num_bits": 4, "type": "int"}], "exact"), ([INT8, None], "exact"),
     ],
 )  # fmt: skip

@@ -17,10 +17,10 @@ from ..spec import Format, Size
 from ..tensor.qtensor import QTensor
 
 OPERATIONS = ("dequantize", "linear", "embedding", "experts")
-ACTIVATIONS = ("exact", "int8", "fp8")
+ACTIVATIONS = ("exact", "int8", "int8_token", "fp8")
 """Activation modes. `exact`: products and sums in float32. `int8`: activations rounded to 8-bit
-integers a group at a time. `fp8`: activations rounded to E4M3 under a scale a token
-(`numerics/activations.py`).
+integers a group at a time. `int8_token`: under one scale a token, where the weight has one scale a
+row. `fp8`: activations rounded to E4M3 under a scale a token (`numerics/activations.py`).
 """
 SCHEDULES = ("single-stage", "double-buffered", "striped", "fused", "dequantize_then_gemm")
 X_DTYPES = ("float32", "float16", "bfloat16")

@@ -4,7 +4,8 @@ A product of the native core is integer sums and float32 operations in a fixed o
 not depend on the instruction set, the threads, the compiler or the batch. Weights, activations and
 prompts are bytes of SHAKE-256, which no library's random generator can change.
 
-    product_hash("int8")       of one weight of every structure of format, for up to 33 tokens
+    product_hash("int8")       of one weight of every structure of format, for up to 33 tokens;
+                               int8_token of those with one scale a row, which others take as int8
     logits_hash(model, path)   of a model's logits after 64 prompts, without torch
 """
 
@@ -31,6 +32,7 @@ from ..tensor.qtensor import QTensor
 
 EXPECTED = {
     "int8": "19d8b8e9df59d263d7fc9b460f1b64d8300aec45c809f5765f02ee095c42dc38",
+    "int8_token": "39bb0dc8a1c27e56a4124d1b2694c4745b4b2c4452202f7dd09d0294df8948b6",
     "exact": "325d5b66097cd8729d7043fdf190db2a5f66ffff5760f831c60837de7c12a2be",
 }
 """Class of activations -> the hash of a right CPU backend."""
@@ -43,6 +45,7 @@ FORMATS = (
     "iq4_xs", ACT_ORDER,
 )  # fmt: skip
 """Every structure of codes and scales that the core knows."""
+ROW_FORMATS = ("int4:channel", "int8:channel", "uint8:channel", "uint3:channel")
 SHAPE = (70, 512)
 """n of no whole panel, k of two blocks of the formats with 256."""
 TOKENS = (1, 2, 15, 33)
@@ -50,8 +53,9 @@ TOKENS = (1, 2, 15, 33)
 PROMPTS, PROMPT_TOKENS = 64, 4
 
 
-def product_hash(activations: str, formats: tuple[str, ...] = FORMATS) -> str:
+def product_hash(activations: str) -> str:
     """Of x · wᵀ for each format and each number of tokens of `TOKENS`, float32, in hexadecimal."""
+    formats = ROW_FORMATS if activations == "int8_token" else FORMATS
     cpu, whole = backend_named("cpu"), hashlib.sha256()
     for word in formats:
         weight = weight_of(format_named(word.split()[0]), SHAPE, word)

@@ -1,8 +1,9 @@
-"""Activations rounded to 8 bits, by definition: what every backend's `int8` and `fp8` modes compute
-with, and which formats they serve.
+"""Activations rounded to 8 bits, by definition: what every backend's rounded modes compute with,
+and which formats they serve.
 
-    int8   q = rint(x · 127 / max|x|), scale max|x| / 127, over a span of at most 128 inputs
-    fp8    E4M3(x / scale), scale the least power of two for which no |x| of a token exceeds 448
+    int8        q = rint(x · 127 / max|x|), scale max|x| / 127, over a span of at most 128 inputs
+    int8_token  the same over all inputs of a token, where the weight has one group a row; else int8
+    fp8         E4M3(x / scale), scale the least power of two for which no |x| of a token exceeds 448
 
 A segment is one group, at most 128 inputs: what is summed before the weight's scale is applied. A
 span is one segment, or the segments of 128 inputs. NaN and infinity make a scale NaN.
@@ -27,6 +28,8 @@ SCALE_BITS = {"e8m0": 1, "e4m3": 4, "ue4m3": 4, "float16": 11, "bfloat16": 8, "f
 INTEGRAL_TABLES = {"e2m1": (0.5, 12), "iq4_nl": (1.0, 127)}
 """Tables of small whole numbers: their unit, and minus the smallest entry in units."""
 LARGEST_E4M3 = 448.0
+LONGEST_TOKEN_ROW = 65536
+"""Inputs, padded, that `int8_token` gives one scale: so many products of two bytes fit in 32 bits."""
 
 
 def segment_length(longest: int) -> int:
@@ -89,7 +92,7 @@ def refusal(fmt: Format, activations: str) -> str | None:
         return f"{fmt.name} is kept as {fmt.kept_as}, whose values are no codes under scales; use activations='exact'"
     if fmt.grouping not in ("row", "block"):
         return f"{fmt.name} has {fmt.grouping} groups; rounded activations take groups along a row"
-    if activations == "int8" and not is_integral(fmt):
+    if activations in ("int8", "int8_token") and not is_integral(fmt):
         return f"{fmt.name} has elements {fmt.element!r}, which are not whole numbers of 8 bits; use activations='exact' or 'fp8'"
     if activations == "fp8" and not exact_in_e4m3(fmt.element, fmt.bits):
         return (
@@ -141,8 +144,9 @@ def _e4m3_bytes(y: F32) -> NDArray[np.uint8]:
 
 
 def rounded(x: F32, fmt: Format, activations: str, group_index: NDArray[Any] | None = None) -> F32:
-    """x (m, k) as a product with a weight of this format sees it in mode "int8" or "fp8";
-    `group_index` is the group of each input where groups are not in order.
+    """x (m, k) as a product with a weight of this format sees it in a rounded mode.
+
+    group_index  the group of each input where groups are not in order
     """
     if activations == "fp8":
         codes8, scale = round_e4m3(x)
@@ -162,7 +166,8 @@ def rounded(x: F32, fmt: Format, activations: str, group_index: NDArray[Any] | N
     slot += at * length
     padded = np.zeros((x.shape[0], groups * length), np.float32)
     padded[:, slot] = x
-    span = activation_span(fmt, segment)
+    token = activations == "int8_token" and groups == 1 and length <= LONGEST_TOKEN_ROW
+    span = length if token else activation_span(fmt, segment)
     codes, scales = round_int8(padded, span)
     values = codes.astype(np.float32) * np.repeat(scales, span, axis=1)[:, : padded.shape[1]]
     return np.ascontiguousarray(values[:, slot])

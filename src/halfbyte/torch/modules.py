@@ -149,7 +149,7 @@ class QLinear(PackedLinear):
     weight       QTensor, the result of `ops.prepare`, or a `PackedWeight` shared with another
                  module
     bias         (n,) or None
-    activations  "exact", "int8" or "fp8", as in `ops.linear`
+    activations  as in `ops.linear`
     device       where a QTensor is prepared; backend None picks by it
     """
 

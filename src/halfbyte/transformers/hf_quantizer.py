@@ -58,7 +58,7 @@ for _table in QUANTIZATION_TABLES:
 class HalfbyteConfig(QuantizationConfigMixin):  # type: ignore[misc] # transformers is not type-checked
     """How packed weights run.
 
-    activations  "exact", "int8" or "fp8"
+    activations  as in `halfbyte.linear`
     backend      None picks the best one that serves
     meta         who wrote the checkpoint that a saved model came from, where reading depends on it
                  it (`has_split_gate_up`)

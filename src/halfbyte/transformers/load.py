@@ -59,7 +59,7 @@ def load_model(
     device       where it runs: "cpu", "cuda", "cuda:1"
     dtype        what activations and dense parameters are in: float32, bfloat16 or float16. None is
                  float32 on the CPU, elsewhere the checkpoint's own
-    activations  "exact", "int8" or "fp8", for every packed matrix
+    activations  as in `halfbyte.linear`, for every packed matrix
     backend      None picks the best one that serves
 
     config        the quantization config to read with, instead of the checkpoint's

@@ -25,7 +25,7 @@ from ..tensor.concat import concat_rows, incompatibility, stack
 from ..tensor.qtensor import QTensor
 from ..tensor.shard import shard_inputs, shard_rows
 from ..torch.experts import QExperts
-from .linear import prepared
+from .linear import prepared, rounded_on
 from .source import Projection, Source
 
 GATES = {
@@ -43,7 +43,7 @@ class HalfbyteExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc] # vLLM is
     """The experts of a layer, packed in the checkpoint.
 
     keys         projection and expert -> key (`source.Projection`)
-    activations  "exact" or "int8"
+    activations  as in `halfbyte.experts`
 
     Raises UnsupportedError for an activation that is not computed on packed weights.
     """
@@ -89,16 +89,16 @@ class HalfbyteExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc] # vLLM is
             pieces = _cut(pieces, layer, interleaved)
         except (ShapeError, UnsupportedError) as error:
             raise type(error)(f"[vllm] {self.name}: {error}") from error
+        activations = rounded_on(device, self.activations)
         weights: dict[str, Any] = {
-            name: _each(piece, lambda q: prepared(q, device, self.activations, layer.halfbyte_dtype))
-            for name, piece in pieces.items()
+            name: _each(piece, lambda q: prepared(q, device, activations, layer.halfbyte_dtype)) for name, piece in pieces.items()
         }
         biases = {}
         if self.moe.has_bias:
             if "gate_up_proj" not in weights:
                 raise UnsupportedError(f"[vllm] {self.name}: separate gate and up with a joint bias; convert to one gate_up_proj")
             biases = {"gate_up_proj": layer.w13_bias.data, "down_proj": layer.w2_bias.data}
-        layer.halfbyte = QExperts(weights, biases, gate=gate, interleaved=interleaved, activations=self.activations)
+        layer.halfbyte = QExperts(weights, biases, gate=gate, interleaved=interleaved, activations=activations)
 
     def _piece(self, source: Source, projection: str, ours: list[int]) -> Piece:
         if (projection, None) in self.keys:

@@ -39,6 +39,11 @@ def product(module: PackedLinear, x: Tensor, bias: Tensor | None) -> Tensor:
     return module.product(x, bias)
 
 
+def rounded_on(device: str, activations: str) -> str:
+    """How a layer on this device rounds its inputs: "int8_token" is the CPU's alone."""
+    return "int8" if activations == "int8_token" and device != "cpu" else activations
+
+
 def prepared(w: QTensor, device: str, activations: str, dtype: torch.dtype) -> PackedWeight:
     """A weight on the device of its layer, for activations of the layer's dtype."""
     weight = PackedWeight.of(w, device=device, activations=activations)
@@ -50,7 +55,7 @@ class HalfbyteLinearMethod(LinearMethodBase):  # type: ignore[misc] # vLLM is no
     """A linear layer whose matrix, or whose parts', are packed in the checkpoint.
 
     keys         the keys of its parts, in the order of its rows; one key is the whole
-    activations  "exact", "int8" or "fp8", as in `halfbyte.linear`
+    activations  as in `halfbyte.linear`
     """
 
     def __init__(self, keys: Sequence[str], activations: str = "exact") -> None:
@@ -79,18 +84,17 @@ class HalfbyteLinearMethod(LinearMethodBase):  # type: ignore[misc] # vLLM is no
         UnsupportedError for a weight that cannot be cut for this rank; both name the layer.
         """
         weights = [source.weight(key) for key in self.keys]
+        activations = rounded_on(device, self.activations)
         try:
             pieces = _cut(layer, weights, self.keys)
         except (ShapeError, UnsupportedError) as error:
             raise type(error)(f"[vllm] {layer.prefix}: {error}") from error
         if incompatibility(pieces) is None:
             whole = pieces[0] if len(pieces) == 1 else concat_rows(pieces)
-            layer.halfbyte = QLinear(
-                prepared(whole, device, self.activations, layer.halfbyte_dtype), activations=self.activations
-            )
+            layer.halfbyte = QLinear(prepared(whole, device, activations, layer.halfbyte_dtype), activations=activations)
         else:
-            parts = [prepared(w, device, self.activations, layer.halfbyte_dtype) for w in pieces]
-            layer.halfbyte = ConcatLinear(parts, activations=self.activations)
+            parts = [prepared(w, device, activations, layer.halfbyte_dtype) for w in pieces]
+            layer.halfbyte = ConcatLinear(parts, activations=activations)
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x · wᵀ + bias."""

@@ -34,14 +34,18 @@ Projection = tuple[str, int | None]
 
 
 def stated_activations(settings: Mapping[str, Any]) -> str:
-    """How the layers of a checkpoint round their inputs: "int8" where every group of
-    compressed-tensors' `config_groups` says integers of 8 bits for them, else "exact".
+    """How the layers of a checkpoint round their inputs: "int8_token" where every group of
+    compressed-tensors' `config_groups` says symmetric integers of 8 bits under a scale a token for
+    them, "int8" where it says other integers of 8 bits, else "exact".
     """
     listed = settings.get("config_groups")
     groups = list(listed.values()) if isinstance(listed, dict) else []
     inputs = [group.get("input_activations") if isinstance(group, dict) else None for group in groups]
-    integers = [isinstance(i, dict) and i.get("num_bits") == 8 and i.get("type", "int") == "int" for i in inputs]
-    return "int8" if integers and all(integers) else "exact"
+    stated = [i for i in inputs if isinstance(i, dict) and i.get("num_bits") == 8 and i.get("type", "int") == "int"]
+    if not stated or len(stated) < len(inputs):
+        return "exact"
+    by_token = all(i.get("strategy") == "token" and i.get("dynamic") and i.get("symmetric", True) for i in stated)
+    return "int8_token" if by_token else "int8"
 
 
 def model_view(checkpoint: GGUFCheckpoint) -> ModelView:

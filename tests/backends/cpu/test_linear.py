@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from halfbyte.backends.cpu import native
 from halfbyte.errors import ShapeError
 from halfbyte.formats import format_named
+from halfbyte.numerics.activations import LONGEST_TOKEN_ROW
 from halfbyte.tensor.qtensor import QTensor
 from support.cpu_weights import (  # noqa: F401
     CPU,
@@ -28,7 +29,7 @@ from support.cpu_weights import (  # noqa: F401
 )
 
 pytestmark = needs_native
-MODES = ("exact", "int8")
+MODES = ("exact", "int8", "int8_token")
 
 
 def rows_of(fmt, groups: int) -> int:
@@ -123,6 +124,47 @@ def test_int8_activations_err_as_their_quantizer_alone(instruction_set, word):  
     check_exact(y, quantized(x, fields["span"]), dense)
     true = x.astype(np.float64) @ dense.astype(np.float64).T
     assert np.sqrt(((y - true) ** 2).mean() / (true**2).mean()) < 1e-2
+
+
+@each_set
+@pytest.mark.parametrize("word", LISTED)
+def test_int8_token_is_the_product_with_the_rounded_rows(instruction_set, word):  # noqa: F811
+    """One scale a token where the weight has one a row; every other weight as in int8."""
+    fmt = format_named(word)
+    q = ordinary_tensor(fmt, (40, rows_of(fmt, 6)), 3)
+    prepared, dense = CPU.prepare(q), q.dequantize("float32")
+    x = np.random.default_rng(5).standard_normal((37, q.shape[1])).astype(np.float32)
+    y = CPU.linear(x, prepared, None, activations="int8_token")
+    if prepared.data.fields.get("groups") != 1:
+        assert np.array_equal(y, CPU.linear(x, prepared, None, activations="int8"))
+    elif prepared.data.fields.get("integral", False):
+        check_exact(y, quantized(x, x.shape[1]), dense)
+    for m in (1, 2, 3, 5, 16):
+        assert np.array_equal(CPU.linear(x[:m], prepared, None, activations="int8_token"), y[:m])
+
+
+@each_set
+@pytest.mark.parametrize("k", [1, 7, 8, 31, 33, 100, 127, 129, 160, 1000, 1032, 2080, 4096])
+@pytest.mark.parametrize("word", ["int8:channel", "uint8:channel", "int4:channel"])
+def test_int8_token_of_rows_of_any_length(instruction_set, word, k):  # noqa: F811
+    q = ordinary_tensor(format_named(word), (33, k), 7)
+    prepared, dense = CPU.prepare(q), q.dequantize("float32")
+    x = np.random.default_rng(k).standard_normal((21, k)).astype(np.float32)
+    check_exact(CPU.linear(x, prepared, None, activations="int8_token"), quantized(x, k), dense)
+    assert np.array_equal(one_hot_result(q, "int8_token", k), dense)
+
+
+@each_set
+def test_int8_token_of_the_longest_row_and_of_one_that_is_longer(instruction_set):  # noqa: F811
+    """The largest sums of the longest row fit in 32 bits; a longer row takes int8's scales."""
+    for k, token in ((LONGEST_TOKEN_ROW, True), (LONGEST_TOKEN_ROW + 1, False)):
+        q = ordinary_tensor(format_named("int8:channel"), (2, k), 1)
+        q = QTensor(q.format, q.shape, {**q.parts, "codes": np.zeros_like(q.parts["codes"])})  # -128
+        prepared, x = CPU.prepare(q), np.full((17, k), -1, np.float32)
+        y = CPU.linear(x, prepared, None, activations="int8_token")
+        assert np.array_equal(y, CPU.linear(x, prepared, None, activations="int8")) or token
+        wanted = 128.0 * k * q.parts["scales"].astype(np.float64).reshape(1, 2)
+        assert np.allclose(y, wanted, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import halfbyte
 from halfbyte.backends.cpu import native, set_threads, use_instruction_set
 from halfbyte.bench import product_hash as hashes
-from halfbyte.bench.product_hash import EXPECTED, FORMATS, SHAPE, product_hash
+from halfbyte.bench.product_hash import EXPECTED, FORMATS, ROW_FORMATS, SHAPE, product_hash
 from halfbyte.cli import selftest
 from halfbyte.errors import FormatError
 from halfbyte.formats import format_named
@@ -31,7 +31,7 @@ def threads():
 
 
 @each_set
-@pytest.mark.parametrize(("activations", "count"), [("int8", 1), ("int8", 8), ("exact", 1)])
+@pytest.mark.parametrize(("activations", "count"), [("int8", 1), ("int8", 8), ("int8_token", 1), ("int8_token", 8), ("exact", 1)])
 def test_products_have_the_documented_bits(instruction_set, activations, count, threads):  # noqa: F811
     threads(count)
     assert product_hash(activations) == EXPECTED[activations]
@@ -44,7 +44,7 @@ def test_the_page_states_the_hashes():
 
 def test_weights_are_numbers_and_act_order_permutes():
     """A hash of NaN would depend on their payload."""
-    for word in FORMATS:
+    for word in (*FORMATS, *ROW_FORMATS):
         weight = hashes.weight_of(format_named(word.split()[0]), SHAPE, word)
         dense = weight.dequantize("float32")
         assert np.isfinite(dense).all()
@@ -96,11 +96,11 @@ def test_a_dense_head_is_refused_and_dense_rows_of_tokens_are_the_same(tmp_path,
 def test_the_command_prints_the_hashes_and_fails_on_another(capsys, monkeypatch):
     monkeypatch.setattr(hashes, "product_hash", lambda kind: EXPECTED[kind])
     assert selftest.selftest(hash=True) == 0
-    assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines()] == [["as", "documented"]] * 2
+    assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines()] == [["as", "documented"]] * 3
     monkeypatch.setattr(hashes, "product_hash", lambda kind: EXPECTED["int8"])
     assert selftest.selftest(hash=True, json=True) == 1
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [r["sha256"] == r["expected"] for r in records] == [True, False]
+    assert [r["sha256"] == r["expected"] for r in records] == [True, False, False]
     assert {r["instruction_set"] for r in records} == {CPU.describe().split(",")[0]}
     with pytest.raises(FormatError, match=r"--model m.gguf without --hash"):
         selftest.selftest(model="m.gguf")

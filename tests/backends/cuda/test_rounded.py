@@ -17,7 +17,8 @@ pytest.importorskip("torch")
 
 import torch
 from halfbyte import QTensor, format_named
-from halfbyte.backends.cuda import decoders, order
+from halfbyte.backends.base import Call
+from halfbyte.backends.cuda import CUDABackend, decoders, order
 from halfbyte.backends.cuda.mma import operands
 from halfbyte.backends.cuda.rounded import launch, quantize, wgmma
 from halfbyte.backends.cuda.weight import to_device
@@ -31,6 +32,11 @@ from support.gpu_weights import random_parts
 @pytest.fixture(scope="module")
 def source():
     return Source(operands, operand, wgmma)
+
+
+def test_scales_of_whole_tokens_in_integers_are_the_cpus_alone():
+    call = Call("linear", format_named("int8:channel"), activations="int8_token")
+    assert CUDABackend().refuses(call) == "int8_token activations are computed on the CPU; rounded here: int8, fp8"
 
 
 @pytest.mark.parametrize("key", decoders.BYTES, ids=str)

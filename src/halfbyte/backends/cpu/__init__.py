@@ -5,13 +5,13 @@ written over the vector type of `isa_avx2.cpp`, `isa_avx512.cpp`, `isa_neon.cpp`
 `isa_scalar.cpp`; `isa_amx.cpp` adds products of tile registers to AVX-512's. Experts are multiplied
 one after another by `linear` (`ops.experts`).
 
-Two activation modes. `exact` multiplies float32 activations by exactly decoded elements, sums a
+Three activation modes. `exact` multiplies float32 activations by exactly decoded elements, sums a
 segment (one group, at most 128 inputs) in float32 and applies the group's scale to the sum. `int8`
 rounds activations to 8 bits under a scale max|x| / 127 a segment, or a span of short segments of at
 most 128 inputs, sums a segment's integers exactly and applies both scales; its error is that
-rounding's alone, 5e-3 to 7e-3 of the result on Gaussian data. Elements that are no small whole
-numbers (NF4, FP8, FP6), and weights that are not in panel order, are multiplied exactly in either
-mode.
+rounding's alone, 5e-3 to 7e-3 of the result on Gaussian data. `int8_token` has one such scale a
+token for weights of one group a row. Elements that are no small whole numbers (NF4, FP8, FP6), and
+weights that are not in panel order, are multiplied exactly in every mode.
 
 Environment: HALFBYTE_CPU names an instruction set (scalar, avx2, avx512, amx, neon);
 HALFBYTE_THREADS bounds the threads of a call.
@@ -39,7 +39,7 @@ from ..base import X_DTYPES, Backend, Call, Prepared
 from .pack import PANEL_ROWS, PackedWeight, aligned_empty, fits_panels, pack_pieces, pack_weight
 
 _SCHEDULES = (None, "fused")
-ACTIVATIONS = ("exact", "int8")
+ACTIVATIONS = ("exact", "int8", "int8_token")
 
 
 class _Threads:
@@ -143,7 +143,7 @@ def follow_torch() -> None:
 
 @cache
 def activations_named(name: str) -> Any:
-    """The core's member for an activation mode, "exact" or "int8"."""
+    """The core's member for an activation mode, one of `ACTIVATIONS`."""
     return native().Activations[name]
 
 

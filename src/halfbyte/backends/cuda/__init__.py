@@ -37,6 +37,8 @@ is faster than the matrix unit; above, rows are decoded and cuBLAS multiplies (m
 """
 TILED = ("single-stage", "double-buffered", "striped")
 """Schedules that decode a tile of the weight at a time; every format, any m."""
+ROUNDED = ("int8", "fp8")
+"""Modes of rounded activations."""
 SCHEDULES = (None, *TILED, "fused", "dequantize_then_gemm")
 
 
@@ -212,6 +214,8 @@ def _refuses_rounded(call: Call) -> str | None:
     """`CUDABackend.refuses` of activations that are rounded."""
     if call.op == "experts":
         return f"experts on CUDA compute exact activations only, not {call.activations!r}"
+    if call.activations not in ROUNDED:
+        return f"{call.activations} activations are computed on the CPU; rounded here: {', '.join(ROUNDED)}"
     if call.schedule is not None:
         return f"activations={call.activations!r} choose their own kernel; leave schedule={call.schedule!r} out"
     return refusal(call.format) or activations_refusal(call.format, call.activations)
