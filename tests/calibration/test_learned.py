@@ -96,7 +96,7 @@ def test_a_stack_is_its_weights(codec):
     starts = [mse(w.numpy(), fmt) for w in dense]
     alone, together = ([TrainableWeight(q, w, near=0.2, free=True) for q, w in zip(starts, dense, strict=True)] for _ in range(2))
     stack = TrainableStack(together)
-    for values in (stack.values(), [w.value() for w in alone]):
+    for values in (stack.value().split(stack.rows), [w.value() for w in alone]):
         assert [v.shape for v in values] == [w.shape for w in dense]
         torch.autograd.backward(values, [torch.from_numpy(q.dequantize("float32")) for q in starts])
     generator = torch.Generator().manual_seed(1)
@@ -110,7 +110,7 @@ def test_a_stack_is_its_weights(codec):
     packed = [w.packed() for w in together]
     assert packed == [w.packed() for w in alone]
     assert packed != starts
-    for q, value in zip(packed, stack.values(), strict=True):
+    for q, value in zip(packed, stack.value().split(stack.rows), strict=True):
         assert np.array_equal(value.detach().numpy(), q.dequantize("float32"))
 
 
@@ -335,6 +335,66 @@ def test_layers_decoded_together_are_trained_as_one_by_one(tmp_path, monkeypatch
             found.append(calibrate(checkpoint, recipe, text, "learned", context=32, sequences=16, learning=options).weights)
     assert found[0] == found[1] == found[2]
     assert len(set(divergences)) == len(divergences) / 3 > 1
+
+
+def test_the_graph_of_a_whole_model_gives_the_gradients_of_layers_one_by_one(tmp_path, monkeypatch, divergences):
+    write_model(tmp_path / "in", "llama", num_hidden_layers=3)
+    text = write_text(tmp_path / "text.txt", 1200)
+    found = []
+    for free in (0, 1 << 40):
+        monkeypatch.setattr("halfbyte.calibration.distill._free_bytes", lambda device, free=free: free)
+        found.append(learned(tmp_path / "in", text, "halfbyte:affine4:g32", steps=0, distill=8, norms=True))
+    assert found[0].weights == found[1].weights
+    assert divergences[:5] == divergences[5:]
+    assert len(set(divergences[:5])) == 5
+    for key, value in found[0].replaced.items():
+        assert np.array_equal(value, found[1].replaced[key]), key
+
+
+@pytest.mark.parametrize("codec", ["affine4:g32", "nvfp4"])
+def test_compiled_steps_have_the_gradients_of_steps(tmp_path, monkeypatch, codec):
+    write_model(tmp_path / "in", "llama", num_hidden_layers=2)
+    text = write_text(tmp_path / "text.txt", 1200)
+    found: list[list[torch.Tensor]] = []
+    one_pass = Distillation._pass
+
+    def watched(self: Distillation, sequences: list[int]) -> None:
+        one_pass(self, sequences)
+        found.append([v.grad.clone() for stack in self._stacks for v in (stack.rounding, *stack.ranges.values())])
+
+    monkeypatch.setattr(Distillation, "_pass", watched)
+    for compiled in (False, True):
+        learned(tmp_path / "in", text, f"halfbyte:{codec}", steps=0, distill=1, compiled=compiled)
+    for plain, fused in zip(*found, strict=True):
+        assert (plain - fused).norm() < 1e-4 * plain.norm()
+
+
+@pytest.mark.parametrize("source", ["folder", "gguf"])
+def test_norms_are_trained_with_the_model_and_written_in_the_files_convention(tmp_path, monkeypatch, divergences, source):
+    """All norms inside layers, and no other tensor; each by a little."""
+    if source == "gguf":
+        target = "gguf:q4_0"
+        model = write(tmp_path / "in.gguf", "gemma3", dense_model("gemma3"), False)
+        ids = np.random.default_rng(0).integers(3, VOCABULARY, (32, 32)).tolist()
+        monkeypatch.setattr("halfbyte.calibration.walk.token_sequences", lambda *a: ids)
+        text = ""
+    else:
+        target = "halfbyte:int4:g32"
+        write_model(tmp_path / "in", "llama", num_hidden_layers=2)
+        model, text = tmp_path / "in", write_text(tmp_path / "text.txt", 4000)
+    monkeypatch.setattr("halfbyte.calibration.distill.CODE_RATE", 1e-9)  # the norms alone
+    plain = learned(model, text, target, steps=0, distill=0)
+    found = learned(model, text, target, steps=0, distill=24, norms=True)
+    assert min(divergences[1:]) < 0.98 * divergences[0]
+    assert plain.replaced == {}
+    with open_checkpoint(model) as checkpoint:
+        last = ("output_norm.weight", "model.norm.weight")
+        norms = {i.key for i in checkpoint.infos() if len(i.shape) == 1 and "norm" in i.key and not i.key.endswith(last)}
+        assert found.replaced.keys() == norms
+        for key, value in found.replaced.items():
+            was = np.asarray(checkpoint[key])
+            assert value.dtype == was.dtype
+            assert 0 < np.abs(value - was).max() < 0.1 * np.abs(was).max(), key
 
 
 @pytest.mark.parametrize("codec", ["mxfp4", "uint2:g32"])

@@ -11,14 +11,20 @@ and Ba 2014, arXiv 1412.6980) under a rate that rises and then falls linearly to
 out (`learned.split`) are not trained on, and of the states seen at every quarter the one of least
 divergence on them is kept, the start included.
 
+With `norms`, the weights of norms are variables too (norm tweaking, Li et al. 2023, arXiv
+2309.02784): dense tensors that the file has anyway.
+
 A step passes through the model forward and backward, one layer's graph in memory at a time, beside
 the hidden states of its sequences and three numbers a group; codes take four numbers a weight, a
 position among them, which a scale that moves leaves where it is. Weights of small layers are
-decoded together, `TOGETHER` at a time.
+decoded together, `TOGETHER` at a time, and where the graph of the whole model fits (`GRAPH`), each
+layer is run once instead of twice. On a GPU the layers' products have bfloat16 factors in training;
+states are judged in float32.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,6 +50,12 @@ BATCH = 16
 WARM = 0.1
 """Share of the steps in which the rate rises, for Adam's first steps follow a gradient's sign."""
 CHECKS = 4
+JUDGED = 256
+"""Most sequences that decide which state is kept."""
+PRODUCTS = torch.bfloat16
+"""Factors of the layers' products on a GPU, in training."""
+GRAPH = 0.6
+"""Share of a GPU's free memory that the graph of all layers may take (`_graph_bytes`)."""
 LOGITS = 1 << 28
 """Most logits that are computed at once where one sequence has fewer: 1 GiB of float32."""
 KEPT_IN_MEMORY = 1 << 32
@@ -63,6 +75,27 @@ def trained_parts(q: QTensor) -> list[str]:
     return [p for p in ("scales", "super_scales", "super_mins", "biases") if p in q.parts and p not in fixed]
 
 
+@dataclass
+class _Norm:
+    """The weight of a norm of a layer.
+
+    number, path  of the layer, and of the norm in it
+    view          the parameter
+    start, unit   its value is start + u · unit
+    """
+
+    number: int
+    path: str
+    view: Tensor
+    start: Tensor
+    unit: Tensor
+    u: Tensor
+
+    def value(self) -> Tensor:
+        """What the layer computes with, differentiable."""
+        return self.start + self.u * self.unit
+
+
 @dataclass(frozen=True)
 class _Block:
     """Layers that follow each other.
@@ -79,6 +112,11 @@ class _Block:
     decode: Callable[[], list[Tensor]]
 
 
+def _free_bytes(device: torch.device) -> int:
+    """Of a GPU; what the CPU has is not asked for."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
+
+
 def _decoded(weights: Sequence[TrainableWeight]) -> list[Tensor]:
     return [w.value() for w in weights]
 
@@ -93,6 +131,9 @@ class Distillation:
     inputs      hidden states [1, tokens, d] before the first layer
     targets     the same behind the dense model's last layer
     arguments   of each layer, besides hidden states
+    norms       norms(layer, number) are the paths of the norms that are trained; only where layers
+                are kept in memory
+    compiled    layers and decoding run through torch.compile in training
     """
 
     def __init__(
@@ -104,6 +145,8 @@ class Distillation:
         inputs: Sequence[Tensor],
         targets: Sequence[Tensor],
         arguments: Sequence[tuple[Any, dict[str, Any]]],
+        norms: Callable[[nn.Module, int], list[str]] = lambda layer, number: [],
+        compiled: bool = False,
     ) -> None:
         self.source, self.packed, self.ids, self.inputs, self.targets = source, packed, ids, inputs, targets
         self._matrices, self._arguments = matrices, arguments
@@ -112,8 +155,14 @@ class Distillation:
         self._weights: list[list[TrainableWeight]] = []
         self._stacks: list[TrainableStack] = []
         self._kept: list[_Block] = []
+        self._run = torch.compile(run_layer, dynamic=False) if compiled else run_layer
+        self._compiled = compiled
+        self._norms: list[_Norm] = []
+        self.changed_norms: list[tuple[int, str, Tensor]] = []
+        """(layer, path in it, weight) of the norms that `train` changed."""
         if self._few:
-            self._keep()
+            self._keep(norms)
+        self._whole = self._few and self._graph_bytes() <= GRAPH * _free_bytes(inputs[0].device)
 
     def _new(self, q: QTensor) -> Ranges:
         device = self.inputs[0].device
@@ -125,11 +174,13 @@ class Distillation:
         own = [stack.ranges for stack in self._stacks] if self._few else [ranges for layer in self.ranges for ranges in layer]
         ranges = [u for parts in own for u in parts.values()]
         codes = [stack.rounding for stack in self._stacks]
+        ranges += [norm.u for norm in self._norms]
         groups = [(group, rate) for group, rate in ((ranges, RATE), (codes, CODE_RATE)) if group]
         if not groups:
             return [list(layer) for layer in self.packed]
         variables = [*ranges, *codes]
         learned, judged = split(len(self.ids))
+        judged = judged[:: math.ceil(len(judged) / JUDGED)]
         generator = torch.Generator().manual_seed(seed)
         adam = torch.optim.Adam([{"params": group, "lr": rate} for group, rate in groups], fused=variables[0].is_cuda)
         checks = {steps * (i + 1) // CHECKS for i in range(CHECKS)}
@@ -149,6 +200,7 @@ class Distillation:
         with torch.no_grad():
             for variable, value in zip(variables, best, strict=True):
                 variable.copy_(value)
+            self.changed_norms = [(norm.number, norm.path, norm.value()) for norm in self._norms]
         weights = self._weights or [self._scales_of(number) for number in range(len(self.packed))]
         return [[t.packed() for t in layer] for layer in weights]
 
@@ -175,11 +227,27 @@ class Distillation:
         layer = self.source.layer(number)
         return layer, [m.view for m in self._matrices(layer, number)]
 
-    def _keep(self) -> None:
+    def _graph_bytes(self) -> int:
+        """About what the graph of a step takes: of each token and layer a dozen vectors of each
+        width, and three scores of attention.
+        """
+        text = self.source.model.config.get_text_config()
+        tokens, hidden = len(self.ids[0]), text.hidden_size
+        inner = max((q.shape[0] for layer in self.packed for q in layer), default=hidden)
+        floats = 12 * (2 * hidden + inner) + 3 * getattr(text, "num_attention_heads", 1) * tokens
+        return int(4 * BATCH * tokens * len(self.packed) * floats)
+
+    def _keep(self, norms: Callable[[nn.Module, int], list[str]]) -> None:
         """All layers, read once, their weights in stacks."""
         layers, views = [], []
         for number, packed in enumerate(self.packed):
             layer, found = self._read(number)
+            for path in norms(layer, number):
+                weight = layer.get_submodule(path).weight.data
+                start = weight.detach().clone()
+                self._norms.append(
+                    _Norm(number, path, weight, start, start.abs().mean(), torch.zeros_like(start, requires_grad=True))
+                )
             self._weights.append([
                 TrainableWeight(q, view.float(), ranges, near=GPTQ_NEAR, free=True)
                 for q, view, ranges in zip(packed, found, self.ranges[number], strict=True)
@@ -194,27 +262,31 @@ class Distillation:
                 end += 1
             numbers = range(first, end)
             weights = [w for number in numbers for w in self._weights[number]]
+            scaled = [norm for norm in self._norms if norm.number in numbers]
             self._kept.append(
                 _Block(
                     numbers,
                     nn.ModuleList(layers[first:end]),
-                    [view for number in numbers for view in views[number]],
-                    self._in_stacks(weights),
+                    [view for number in numbers for view in views[number]] + [norm.view for norm in scaled],
+                    self._in_stacks(weights, scaled),
                 )
             )
             first = end
 
-    def _in_stacks(self, weights: Sequence[TrainableWeight]) -> Callable[[], list[Tensor]]:
-        """Stacks of weights, and the function that decodes them in their order."""
+    def _in_stacks(self, weights: Sequence[TrainableWeight], norms: Sequence[_Norm]) -> Callable[[], list[Tensor]]:
+        """Stacks of weights, and the function that decodes them in their order, then norms."""
         alike: dict[tuple[Any, int], list[int]] = defaultdict(list)
         for at, w in enumerate(weights):
             alike[w.format, w.shape[1]].append(at)
         stacks = [(TrainableStack([weights[at] for at in places]), places) for places in alike.values()]
         self._stacks += [stack for stack, _ in stacks]
+        decoders = [(torch.compile(stack.value, dynamic=False) if self._compiled else stack.value) for stack, _ in stacks]
 
         def decode() -> list[Tensor]:
-            found = {at: value for stack, places in stacks for at, value in zip(places, stack.values(), strict=True)}
-            return [found[at] for at in range(len(weights))]
+            found: dict[int, Tensor] = {}
+            for value, (stack, places) in zip(decoders, stacks, strict=True):
+                found.update(zip(places, value().split(stack.rows), strict=True))
+            return [*(found[at] for at in range(len(weights))), *(norm.value() for norm in norms)]
 
         return decode
 
@@ -229,38 +301,63 @@ class Distillation:
             yield _Block(range(number, number + 1), nn.ModuleList([layer]), views, partial(_decoded, self._scales_of(number)))
             self.source.drop(number)
 
+    def _trained(self, number: int, layer: nn.Module, x: Tensor) -> Tensor:
+        """A layer's outputs in training."""
+        with torch.autocast(x.device.type, PRODUCTS, enabled=x.is_cuda):
+            out: Tensor = self._run(layer, x, self._arguments[number]).float()
+        return out
+
     def _forward(self, sequences: Sequence[int], every: bool = False) -> list[Tensor]:
-        """Hidden states behind the last layer; `every`: before each layer too."""
+        """Hidden states behind the last layer; `every`, in training: before each layer too."""
         states = [torch.cat([self.inputs[i] for i in sequences])]
         with torch.no_grad():
             for block in self._blocks():
                 for view, value in zip(block.views, block.decode(), strict=True):
                     view.copy_(value)
                 for number, layer in zip(block.numbers, block.layers, strict=True):
-                    states.append(run_layer(layer, states[-1], self._arguments[number]))
-                    if not every:
-                        del states[:-1]
+                    if every:
+                        states.append(self._trained(number, layer, states[-1]))
+                    else:
+                        states = [run_layer(layer, states[-1], self._arguments[number])]
         return states
 
     def _pass(self, sequences: Sequence[int]) -> None:
         """Add the gradients of some sequences to all variables."""
         with quick_products():
+            if self._whole:
+                layers = nn.ModuleList(layer for block in self._kept for layer in block.layers)
+                views = [view for block in self._kept for view in block.views]
+                values = [value for block in self._kept for value in block.decode()]
+                backpropagate(layers, views, values, partial(self._backward_all, sequences))
+                return
             states = self._forward(sequences, every=True)
             last = states.pop().requires_grad_()
-            with without_layers(self.source) as run:
-                for rows in self._rows(len(sequences)):
-                    self._backward_head(run, sequences[rows], last[rows], len(sequences))
-            gradient = last.grad
+            gradient = self._head_gradient(sequences, last)
 
             for block in self._blocks(backward=True):
                 inputs = [states.pop().requires_grad_() for _ in block.numbers]
                 backpropagate(block.layers, block.views, block.decode(), partial(self._backward, block, inputs, gradient))
                 gradient = inputs[-1].grad
 
+    def _backward_all(self, sequences: Sequence[int]) -> None:
+        """Gradients through all layers, which are run here."""
+        hidden = torch.cat([self.inputs[i] for i in sequences])
+        for block in self._kept:
+            for number, layer in zip(block.numbers, block.layers, strict=True):
+                hidden = self._trained(number, layer, hidden)
+        hidden.backward(self._head_gradient(sequences, hidden.detach().requires_grad_()))
+
+    def _head_gradient(self, sequences: Sequence[int], last: Tensor) -> Tensor | None:
+        """The gradient by the hidden states behind the last layer."""
+        with without_layers(self.source) as run:
+            for rows in self._rows(len(sequences)):
+                self._backward_head(run, sequences[rows], last[rows], len(sequences))
+        return last.grad
+
     def _backward(self, block: _Block, inputs: Sequence[Tensor], gradient: Any) -> None:
         """Gradients through a block's layers, the last first, as `inputs` are."""
         for number, layer, x in zip(reversed(block.numbers), reversed(block.layers), inputs, strict=True):
-            run_layer(layer, x, self._arguments[number]).backward(gradient)
+            self._trained(number, layer, x).backward(gradient)
             gradient = x.grad
 
     def _rows(self, count: int) -> Iterator[slice]:

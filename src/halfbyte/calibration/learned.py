@@ -68,11 +68,15 @@ class LearningOptions:
     """steps       of descent for a layer; 0 leaves it as GPTQ rounds it
     distill     steps of descent for the whole model, afterwards (`distill`)
     seed        of the choice of sequences
+    norms       the steps for the whole model train the weights of its layers' norms, too
+    compiled    these steps run through torch.compile, which on a GPU wants Triton and a C compiler
     """
 
     steps: int = STEPS
     distill: int = 0
     seed: int = 0
+    norms: bool = False
+    compiled: bool = False
 
 
 def train_layer(

@@ -111,14 +111,19 @@ class Scaling:
         for leaf in ("weight", "bias"):
             value = getattr(module, leaf, None)
             key = self.source.key_of(path, leaf)
-            if value is None or key is None:
-                continue
-            stored = np.asarray(self.checkpoint[key])
-            new = value.detach().float().cpu().numpy()
-            if leaf == "weight" and new.ndim == 1:
-                new = new + np.float32(self.source.norm_offset)
-            dtype = bfloat16 if stored.dtype == bfloat16 else stored.dtype
-            self.done.replaced[key] = new.reshape(stored.shape).astype(dtype)
+            if value is not None and key is not None:
+                self.done.replaced[key] = as_stored(self.checkpoint, self.source, key, value)
+
+
+def as_stored(checkpoint: Checkpoint, source: Source, key: str, value: Tensor) -> NDArray[Any]:
+    """A model's dense parameter in the file's dtype, shape and convention."""
+    stored = np.asarray(checkpoint[key])
+    new = value.detach().float().cpu().numpy()
+    if key.endswith("weight") and new.ndim == 1:
+        new = new + np.float32(source.norm_offset)
+    dtype = bfloat16 if stored.dtype == bfloat16 else stored.dtype
+    out: NDArray[Any] = new.reshape(stored.shape).astype(dtype)
+    return out
 
 
 def _span(view: Tensor) -> tuple[int, int]:

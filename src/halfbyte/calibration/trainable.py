@@ -320,7 +320,6 @@ class TrainableStack:
         whole.rounding, whole.ranges = rounding.requires_grad_(), {part: u.requires_grad_() for part, u in ranges.items()}
         self.rounding, self.ranges = whole.rounding, whole.ranges
 
-    def values(self) -> tuple[Tensor, ...]:
-        """The decoded weights, differentiable."""
-        out: tuple[Tensor, ...] = self._whole.value().split(self.rows)
-        return out
+    def value(self) -> Tensor:
+        """The decoded weights [Σ n, k], differentiable; `rows` are each one's."""
+        return self._whole.value()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -48,13 +49,17 @@ from .distill import Distillation
 from .learned import BATCH, LearningOptions, Weight, split, train_layer
 from .matrices import Matrix, layer_matrices
 from .running import first_inputs, run_layer
-from .scaling import Scaling
+from .scaling import Scaling, as_stored
 from .sources import Source, layer_source
 from .spool import LayerResult, Spool, job_key
 from .statistics import InputCollector, InputStatistics
 from .trainable import check_trainable
 
 Progress = Callable[[int, int, str], None]
+
+
+WALKED = 1024
+"""Most sequences that GPTQ reads where only the whole model is trained."""
 
 
 class CalibrationError(HalfbyteError, ValueError):
@@ -113,7 +118,7 @@ def calibrate(
     context    tokens of a sequence, `sequences` of which are taken evenly from the text
     act_order  of gptq
     device     where the model runs; "auto" takes a GPU if there is one
-    learning   options of learned
+    learning   options of learned; without steps for a layer its GPTQ reads `WALKED` sequences at most
     spool      folder for finished layers, which are mapped from there; layers of an interrupted run
                of the same job are reused. None keeps them in memory
     progress   called as progress(done, total, layer)
@@ -139,8 +144,12 @@ def calibrate(
     with torch.no_grad():
         hidden, arguments = first_inputs(source, ids, where)
         before = hidden
+        walked = list(range(len(ids)))
         if learning is not None:
-            hidden = [*before, *before]
+            if not learning.steps:
+                seen = split(len(ids))[0]
+                walked = seen[:: math.ceil(len(seen) / WALKED)]
+            hidden = [*(before[i] for i in walked), *before]
         layers = [] if spool is None else spool.resume(job_key(checkpoint, recipe, result.name))
         result.resumed = len(layers)
         if spool is not None and layers:
@@ -148,10 +157,10 @@ def calibrate(
         for number in range(result.resumed, source.count):
             if progress is not None:
                 progress(number, source.count, f"layer {number}")
-            done, hidden = calibration.layer(number, hidden, arguments[number])
+            done, hidden = calibration.layer(number, hidden, arguments[number], len(walked))
             layers.append(done if spool is None else spool.add(done, hidden))
         if learning is not None and learning.distill:
-            layers = calibration.distill(layers, ids, before, hidden[len(before) :], arguments, learning)
+            layers = calibration.distill(layers, ids, before, hidden[len(walked) :], arguments, learning)
     if progress is not None:
         progress(source.count, source.count, "")
     for done in layers:
@@ -237,10 +246,13 @@ class _Calibration:
             self._mix, self._gguf_modules = BoundMix(recipe.mix, home), gguf_modules(home)
         self._done = LayerResult()
 
-    def layer(self, number: int, hidden: list[Tensor], arguments: tuple[Any, dict[str, Any]]) -> tuple[LayerResult, list[Tensor]]:
+    def layer(
+        self, number: int, hidden: list[Tensor], arguments: tuple[Any, dict[str, Any]], walked: int
+    ) -> tuple[LayerResult, list[Tensor]]:
         """Quantize a layer: its result, and its outputs.
 
-        hidden  of each sequence; for learned those of the packed model, then the dense model's
+        hidden  of `walked` sequences; for learned those of the packed model, then the dense model's
+                of all
         """
         self._done = LayerResult()
         layer = self.source.layer(number)
@@ -251,10 +263,11 @@ class _Calibration:
         if self._learning is not None:
             for fmt in set(wanted.values()):
                 check_trainable(fmt)
-            hidden, dense = hidden[: len(hidden) // 2], hidden[len(hidden) // 2 :]
+            hidden, dense = hidden[:walked], hidden[walked:]
             targets = self._run_all(layer, dense, arguments)
         with InputCollector(layer, *multiplying(layer)) as inputs:
-            given = hidden if self._learning is None else [hidden[i] for i in split(len(hidden))[0]]
+            judging = self._learning is not None and self._learning.steps
+            given = [hidden[i] for i in split(len(hidden))[0]] if judging else hidden
             self._run_all(layer, given, arguments, inputs.sequence_done)
         if self.method == "awq":
             Scaling(
@@ -310,7 +323,7 @@ class _Calibration:
         arguments: list[tuple[Any, dict[str, Any]]],
         learning: LearningOptions,
     ) -> list[LayerResult]:
-        """The layers' results with scales trained for the whole model (`distill`)."""
+        """The layers' results as they are when the whole model was trained (`distill`)."""
         found = [self._packed_of(number, done) for number, done in enumerate(layers)]
         training = Distillation(
             self.source,
@@ -320,13 +333,35 @@ class _Calibration:
             inputs,
             targets,
             arguments,
+            self._norms if learning.norms else lambda layer, number: [],
+            learning.compiled,
         )
         out = []
         for done, layer, trained in zip(layers, found, training.train(learning.distill, learning.seed), strict=True):
             self._done = LayerResult({}, done.replaced, done.notes, done.uncalibrated)
             self._keep([(m, Weight(m.view, q)) for (m, _), q in zip(layer, trained, strict=True)])
             out.append(self._done)
+        for number, path, value in training.changed_norms:
+            key = self._norm_key(number, path)
+            assert key is not None
+            out[number].replaced[key] = as_stored(self.checkpoint, self.source, key, value)
+        if learning.norms and not training.changed_norms:
+            out[-1].notes.append("norms were not trained, or no state of them was better")
         return out
+
+    def _norms(self, layer: nn.Module, number: int) -> list[str]:
+        """The norms of a layer whose weights the file has as dense vectors, by path."""
+        return [
+            path
+            for path, module in layer.named_modules()
+            if type(module).__name__.endswith("Norm")
+            and getattr(module, "weight", None) is not None
+            and (key := self._norm_key(number, path)) is not None
+            and not self.checkpoint.info(key).quantized
+        ]
+
+    def _norm_key(self, number: int, path: str) -> str | None:
+        return self.source.key_of(f"{self.source.prefix}.{number}.{path}", "weight")
 
     def _packed_of(self, number: int, done: LayerResult) -> list[tuple[Matrix, QTensor]]:
         """The matrices of a layer that are packed, with their weights in the model's order of rows."""

@@ -86,6 +86,12 @@ def quantize(
     seed: Annotated[
         int | None, typer.Option(min=0, help="learned: order in which it sees sequences; of --rotate too. 0 without it.")
     ] = None,
+    norms: Annotated[
+        bool, typer.Option("--norms", help="learned: the steps for the whole model train the weights of its norms, too.")
+    ] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="learned: these steps run through torch.compile; on a GPU it wants Triton.")
+    ] = False,
     rotate: Annotated[
         bool, typer.Option("--rotate", help="Rotate hidden states first, which spreads outliers; the model computes the same.")
     ] = False,
@@ -171,11 +177,15 @@ def quantize(
     walked: dict[str, int] = {}
     if act_order and method != "gptq":
         raise FormatError(f"[quantize] --act-order with --method {method}; it belongs to gptq")
-    learning = {name: value for name, value in (("steps", steps), ("distill", distill), ("seed", seed)) if value is not None}
+    learning: dict[str, Any] = {
+        name: value for name, value in (("steps", steps), ("distill", distill), ("seed", seed)) if value is not None
+    }
+    learning |= {name: True for name, wanted in (("norms", norms), ("compiled", compiled)) if wanted}
     if rotate and imatrix is not None:
         raise FormatError("[quantize] --rotate with --imatrix, whose inputs are not rotated; give --calibration")
     if learning and method != "learned" and not (rotate and learning.keys() == {"seed"}):
-        raise FormatError(f"[quantize] --{next(iter(learning))} with --method {method}; it belongs to learned")
+        option = next(iter(learning)).replace("compiled", "compile")
+        raise FormatError(f"[quantize] --{option} with --method {method}; it belongs to learned")
     with contextlib.ExitStack() as stack:
         checkpoint = stack.enter_context(open_with(path, config, allow_unknown))
         if rotate:
