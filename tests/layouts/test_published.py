@@ -262,6 +262,42 @@ def test_case_61_autorounds_packing_word_decides_the_zero_points(packing: str, m
         assert checkpoint.format == "auto-round"
 
 
+AUTOROUNDS_WORDS = {
+    "autoround_version": "0.16.1", "provider": "auto-round", "data_type": "int", "act_bits": 16, "act_data_type": "int",
+    "act_group_size": 32, "act_sym": True, "act_dynamic": True, "amp": True, "batch_size": 8, "enable_minmax_tuning": False,
+    "enable_norm_bias_tuning": True, "enable_quanted_input": False, "gradient_accumulate_steps": 2, "iters": 200, "lr": 0.005,
+    "low_gpu_mem_usage": True, "minmax_lr": 0.005, "nsamples": 128, "quant_block_list": ["model.layers"],
+    "scale_dtype": "torch.float16", "seqlen": 2048, "supported_types": ["Linear"], "static_attention_dtype": "fp8",
+    "static_kv_dtype": "fp8", "static_attention_granularity": "head", "static_kv_granularity": "head", "super_bits": 6,
+    "super_group_size": 8, "to_quant_block_names": "model.layers", "block_name_to_quantize": "model.layers",
+}  # fmt: skip
+"""What AutoRound 0.16 writes into a config beside the words of the format (its
+SerializedCompressorConfig, and its exporters).
+"""
+OWN_WORDS = {
+    "gptq": {"desc_act": False, "sym": True, "true_sequential": False, "damp_percent": 0.01, "lm_head": False},
+    "awq": {"zero_point": True, "version": "gemm", "sym": False, "modules_to_not_convert": ["lm_head"]},
+    "auto-round": {"packing_format": "auto_round:auto_gptq", "sym": True},
+}
+
+
+@pytest.mark.parametrize("method", OWN_WORDS)
+def test_autorounds_words_in_the_configs_that_it_writes(method: str):
+    words = {**AUTOROUNDS_WORDS, **OWN_WORDS[method], "bits": 4, "group_size": 32}
+    reader = read_config({"quant_method": method, **words}, "config.json")
+    assert [use for use in reader.key_uses() if use.use == UNKNOWN] == []
+    told = reader.parameters(NAME)
+    assert told is not None
+    assert (told["bits"], told["group_size"]) == (4, 32)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_gptq_and_awq_of_other_than_integers_are_refused(method: str):
+    words = {"quant_method": method, "bits": 4, "group_size": 32, "data_type": "mx_fp", **OWN_WORDS[method]}
+    with pytest.raises(UnsupportedError, match="data_type is 'mx_fp'"):
+        read_config(words, "config.json")
+
+
 def test_case_61_autorounds_awq_words(tmp_path: Path):
     rng = np.random.default_rng(7)
     n, k, group = 64, 128, 32

@@ -8,6 +8,7 @@ engine answers to one prompt.
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -160,20 +161,25 @@ def write_gguf_file(folder: Path, case: str) -> Any:
 
 def write_torchao(folder: Path, shape: str, config: Any) -> Any:
     """Packs a bfloat16 model by transformers and torchao; the dense model of the file's values."""
-    from halfbyte.conversion.to_dense import dequantize_checkpoint
     from transformers import AutoModelForCausalLM, TorchAoConfig
 
-    whole, values = folder / "whole", folder / "values"
+    whole = folder / "whole"
     dense_model(shape, head_dim=32, **({"rope_parameters": YARN} if shape == "gpt_oss" else {})).bfloat16().save_pretrained(whole)
     options = {"dtype": torch.bfloat16, "quantization_config": TorchAoConfig(config)}
     AutoModelForCausalLM.from_pretrained(whole, **options).save_pretrained(folder)
     write_tokenizer(folder)
-    with hb.open(folder) as checkpoint:
-        dequantize_checkpoint(checkpoint, values, dtype="float32")
-    dense = AutoModelForCausalLM.from_pretrained(values, dtype=torch.float32).eval()
     shutil.rmtree(whole)
-    shutil.rmtree(values)
-    return dense
+    return dense_of(folder)
+
+
+def dense_of(path: Path) -> Any:
+    """A dense float32 model of transformers with the values of a checkpoint."""
+    from halfbyte.conversion.to_dense import dequantize_checkpoint
+    from transformers import AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory() as scratch, hb.open(path) as checkpoint:
+        dequantize_checkpoint(checkpoint, Path(scratch) / "values", dtype="float32")
+        return AutoModelForCausalLM.from_pretrained(Path(scratch) / "values", dtype=torch.float32).eval()
 
 
 def scatter_groups(folder: Path, dense: Any) -> None:

@@ -67,6 +67,7 @@ from .common.words import (
     words_of_fields,
     words_of_stream,
 )
+from .quant_config import autoround
 from .quant_config.module_rules import check_rule, covered, first_entry, regex_matches
 from .quant_config.reader import ConfigReader
 from .quant_config.writer import ConfigFiles, DenseTensor, PackedModule, dense_modules, differing, most_common
@@ -137,8 +138,10 @@ class GPTQConfig(ConfigReader):
     consumed = (
         "method", "bits", "group_size", "checkpoint_format", "format", "pack_dtype", "dynamic", "dynamic.**", "sym", "desc_act",
         "meta.quantizer", "meta.quantizer.**", "modules_in_block_to_quantize", "inside_layer_modules", "lm_head",
+        "data_type",
     )  # fmt: skip
     harmless: ClassVar[dict[str, tuple[str, ...]]] = {
+        **autoround.WRITTEN,
         "how the quantizer searched": (
             "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "mse", "v2", "v2_alpha", "gptaq", "foem",
             "hyb_act", "act_group_aware", "failsafe", "fallback", "hessian", "mock_quantization", "smooth", "smoother", "process",
@@ -158,6 +161,7 @@ class GPTQConfig(ConfigReader):
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         super().__init__(raw, where)
+        autoround.check_integers(raw, where)
         self._base = {k: v for k, v in raw.items() if k != "dynamic"}
         if "checkpoint_format" not in raw and str(raw.get("format")) in FORMATS:
             self._base["checkpoint_format"] = raw["format"]

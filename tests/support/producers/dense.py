@@ -31,7 +31,8 @@ def main(folder: Path, of_one: Mapping[str, dict[str, Any]] | None = None, **cha
     own = {arch: {**changes, **(of_one or {}).get(arch, {})} for arch in ARCHITECTURES}
     for arch, changed in own.items():
         dense_model(arch, **changed).to(torch.bfloat16).save_pretrained(folder / arch)
-        dense_model(arch, **{"num_key_value_heads": 4, **changed}).to(torch.bfloat16).save_pretrained(folder / (arch + WIDE))
+        wide = {**changed, "num_key_value_heads": changed.get("num_attention_heads", 4)}
+        dense_model(arch, **wide).to(torch.bfloat16).save_pretrained(folder / (arch + WIDE))
     # gpt-oss is published packed; mlx-lm and llama.cpp read that.
     write_tiny(folder / "gpt_oss_mxfp4", "gpt_oss", "gpt-oss", **own["gpt_oss"])
     for path in folder.glob("*/config.json"):

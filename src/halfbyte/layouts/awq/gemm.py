@@ -41,6 +41,7 @@ from ..base import (
 )
 from ..common.integers import check_no_group_index, check_zero_range, integer_misfit, stored_zeros
 from ..common.words import as_bytes, as_words
+from ..quant_config import autoround
 from ..quant_config.reader import SkipListReader
 from ..quant_config.writer import ConfigFiles, DenseTensor, PackedModule, dense_modules, differing, most_common
 
@@ -107,8 +108,10 @@ class AWQConfig(SkipListReader):
         "zero_point",
         "checkpoint_format",
         "pack_dtype",
+        "data_type",
     )
     harmless: ClassVar[dict[str, tuple[str, ...]]] = {
+        **autoround.WRITTEN,
         "which kernel runs it": (
             "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "backend", "use_exllama", "hidden_act",
         ),
@@ -119,6 +122,7 @@ class AWQConfig(SkipListReader):
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         super().__init__(raw, where)
+        autoround.check_integers(raw, where)
         version = str(raw.get("version") or "gemm").lower()
         if "llm-awq" in (version, raw.get("format"), raw.get("checkpoint_format")):
             version = "gemv_fast"  # the order of llm-awq's second version

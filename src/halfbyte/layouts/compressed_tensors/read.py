@@ -115,7 +115,7 @@ class CompressedTensorsConfig(ConfigReader):
             ),
             "moe_sparsity_config",
         ),
-        "notes of the writer": ("quantization_status", "global_compression_ratio", "version", "run_compressed"),
+        "notes of the writer": ("quantization_status", "global_compression_ratio", "version", "run_compressed", "provider"),
     }
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:

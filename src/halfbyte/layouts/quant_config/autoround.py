@@ -39,6 +39,30 @@ _FLOATS = {
 }  # fmt: skip
 """data_type -> the layout of its tensors, and the widths that are read."""
 _LAYER = ("bits", "group_size", "sym", "data_type")
+_ACTIVATIONS = ("act_bits", "act_group_size", "act_sym", "act_dynamic", "act_data_type")
+WRITTEN: dict[str, tuple[str, ...]] = {
+    "how AutoRound searched": (
+        "iters", "lr", "minmax_lr", "nsamples", "seqlen", "batch_size", "gradient_accumulate_steps", "low_gpu_mem_usage", "amp",
+        "enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input", "enable_alg_ext", "disable_opt_rtn",
+        "scale_dtype", "dataset", "not_use_best_mse", "dynamic_max_gap", "super_bits", "super_group_size",
+    ),
+    "how activations and caches are quantized at run time": (
+        *_ACTIVATIONS, "static_kv_dtype", "static_kv_granularity", "static_attention_dtype", "static_attention_granularity",
+    ),
+    "which blocks AutoRound quantized": (
+        "block_name_to_quantize", "to_quant_block_names", "quant_block_list", "supported_types", "quant_lm_head",
+    ),
+    "notes of AutoRound": ("autoround_version", "provider"),
+}  # fmt: skip
+"""What AutoRound says of itself, in its own configuration and in those of GPTQ and AWQ that it
+writes: what they are -> keys.
+"""
+
+
+def check_integers(raw: Mapping[str, Any], where: str) -> None:
+    """UnsupportedError where AutoRound says of GPTQ's or AWQ's tensors that they hold no integers."""
+    if str(raw.get("data_type") or "int") != "int":
+        raise UnsupportedError(f"[config] {where}: data_type is {raw['data_type']!r:.40}; of GPTQ and AWQ int is read")
 
 
 class AutoRoundConfig(ConfigReader):
@@ -49,19 +73,11 @@ class AutoRoundConfig(ConfigReader):
     consumed = ("packing_format", "backend", *_LAYER, "modules_to_not_convert", "weight_block_size", "fmt")
     unchecked = ("group_size", "extra_config")
     harmless: ClassVar[dict[str, tuple[str, ...]]] = {
-        "how the quantizer searched": (
-            "iters", "lr", "minmax_lr", "nsamples", "seqlen", "batch_size", "gradient_accumulate_steps", "low_gpu_mem_usage",
-            "amp", "enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input", "enable_alg_ext", "disable_opt_rtn",
-            "scale_dtype", "dataset", "not_use_best_mse", "dynamic_max_gap", "super_bits", "super_group_size", "damp_percent",
-        ),
-        "how activations are quantized at run time": (
-            "act_bits", "act_group_size", "act_sym", "act_dynamic", "act_data_type", "activation_scheme",
-            *(f"extra_config.*.act_{key}" for key in ("bits", "group_size", "sym", "dynamic", "data_type")),
-        ),
-        "which blocks were quantized": ("block_name_to_quantize", "to_quant_block_names", "quant_block_list"),
-        "notes of the writer": ("autoround_version", "version", "quant_lm_head", "model_name_or_path", "true_sequential"),
+        **WRITTEN,
+        "entries of layers for the run time": tuple(f"extra_config.*.{key}" for key in _ACTIVATIONS),
+        "notes of the writer": ("version", "model_name_or_path", "true_sequential", "damp_percent", "activation_scheme"),
         "words of GPTQ and AWQ that repeat others": ("desc_act", "lm_head", "zero_point", "static_groups"),
-    }  # fmt: skip
+    }
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         super().__init__(raw, where)
