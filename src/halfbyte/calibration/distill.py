@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from ..tensor.qtensor import QTensor
-from .learned import GPTQ_NEAR, backpropagate, deterministic, quick_products, split
+from .learned import GPTQ_NEAR, backpropagate, deterministic, quick_compiled_products, quick_products, split
 from .matrices import Matrix
 from .running import run_layer, without_layers
 from .sources import Source
@@ -323,7 +323,7 @@ class Distillation:
 
     def _pass(self, sequences: Sequence[int]) -> None:
         """Add the gradients of some sequences to all variables."""
-        with quick_products():
+        with quick_compiled_products() if self._compiled and self.inputs[0].is_cuda else quick_products():
             if self._whole:
                 layers = nn.ModuleList(layer for block in self._kept for layer in block.layers)
                 views = [view for block in self._kept for view in block.views]

@@ -237,6 +237,19 @@ def quick_products() -> Iterator[None]:
         setattr(matmul, name, before)
 
 
+@contextmanager
+def quick_compiled_products() -> Iterator[None]:
+    """The same for compiled code, by the older of torch's two settings, which its compiler reads; a
+    program that has set the newer one to something else gets torch's error.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def relative_error(x: Tensor, y: Tensor) -> Tensor:
     """The mean over tokens of |x − y|² / |y|²."""
     x, y = x.float(), y.float()
