@@ -77,14 +77,16 @@ first. `smallthinker`'s class is halfbyte's own, so transformers alone does not 
   heads than key heads, whose inputs have another order.
   The second projection of latent attention is divided; `deepseek2` and `mistral4` have it whole
   (`attn_kv_b`) where it is packed, as llama.cpp reads there alone.
-- Of vocabularies, BPE on bytes and BPE on characters with byte tokens are written. WordPiece (BERT)
-  and Unigram (T5) are refused; `--like`, a GGUF of the same model, gives them.
+- Of vocabularies, BPE on bytes, BPE on characters with byte tokens, WordPiece (BERT) and Unigram
+  (T5) are written, and must give the folder's own tokens when they are read back; `--like`, a GGUF
+  of the same model, gives others. llama.cpp does not decompose Hangul as BERT's own tokenizer does.
 - A = −exp(A_log) of a recurrent layer is rounded once, as llama.cpp's converter does; A_log cannot
   be had back to the last bit.
 - Factors that llama.cpp's converter multiplies into weights (the multipliers of `falcon-h1`) are
   written only where they are 1; other values are refused by their names.
 - A model whose configuration says what no key states (another activation, a scale, a pattern of
-  layers, YaRN's `attention_factor`) is refused by the name of the field. Kinds of GELU (`gelu`,
+  layers, a bias, YaRN's `attention_factor`) is refused by the name of the field: every field of
+  transformers' configuration is compared but those of training, of how it is computed, and names. Kinds of GELU (`gelu`,
   `gelu_new`) are one in a GGUF: a note names the kind that is read back. Logits of small random
   models changed by up to 1e-2.
 - Tensors of an image or sound encoder, of layers that predict further tokens, and of an encoder's

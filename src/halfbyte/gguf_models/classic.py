@@ -39,6 +39,7 @@ def _falcon(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         "num_kv_heads": config["num_key_value_heads"],
         "multi_query": config["num_key_value_heads"] == 1,
         "ffn_hidden_size": config["intermediate_size"],
+        "num_ln_in_parallel_attn": 2 if newer else None,
         "parallel_attn": True,
         "bias": False,
         "alibi": False,

@@ -116,6 +116,11 @@ def _gemma4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         for k, kind in enumerate(kinds)
         if kind == "full_attention" and k < keys.layers - sharing and not keys.has(f"blk.{k}.attn_v")
     ]
+    counts_kv = sorted({n for numbers in by_kind.values() for n in numbers})
+    if not same and len(counts_kv) > 1:
+        raise keys.refuse(
+            f"with values of their own in global layers and {counts_kv} heads for keys; transformers takes one number"
+        )
     return {
         "sliding_window": keys.size("attention.sliding_window"),
         "layer_types": kinds,

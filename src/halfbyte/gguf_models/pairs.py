@@ -3,7 +3,7 @@
     pairs = [pair("llama.block_count", "uint32", 16), ...]      Header(path, pairs, shapes)
 
 Types are the specification's: "uint32", "float32", "bool", "string", "array[string]",
-"array[float32]", "array[int32]", "array[uint64]", "array[bool]".
+"array[float32]", "array[int32]", "array[uint64]", "array[bool]", "array[uint8]".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..checkpoints.gguf.metadata import Cursor, Metadata
 from ..checkpoints.gguf.writer import Pair
 
-_CODES = {"uint32": (4, "I"), "int32": (5, "i"), "float32": (6, "f"), "bool": (7, "B"), "uint64": (10, "Q")}
+_CODES = {"uint8": (0, "B"), "uint32": (4, "I"), "int32": (5, "i"), "float32": (6, "f"), "bool": (7, "B"), "uint64": (10, "Q")}
 _STRING, _ARRAY = 8, 9
 
 
@@ -34,7 +34,7 @@ def pair(key: str, kind: str, value: Any) -> Pair:
         if inner == "string":
             return key, _ARRAY, struct.pack("<IQ", _STRING, len(value)) + b"".join(map(_string, value))
         code, _ = _CODES[inner]
-        dtype = {"float32": "<f4", "int32": "<i4", "uint32": "<u4", "uint64": "<u8", "bool": "u1"}[inner]
+        dtype = {"uint8": "u1", "float32": "<f4", "int32": "<i4", "uint32": "<u4", "uint64": "<u8", "bool": "u1"}[inner]
         return key, _ARRAY, struct.pack("<IQ", code, len(value)) + np.asarray(value, dtype).tobytes()
     code, letter = _CODES[kind]
     return key, code, struct.pack(f"<{letter}", value)

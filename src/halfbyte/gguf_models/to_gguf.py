@@ -445,12 +445,13 @@ class GGUFView(View):
         header = Header(self.source.path, metadata_of(self.pairs, self.source.path), shapes, self._factors)
         try:
             read = settings_of(cast(GGUFCheckpoint, header))
-        except CheckpointError as error:
-            raise CheckpointError(str(error).replace("[load_model]", "[convert]")) from error
+        except (CheckpointError, UnsupportedError) as error:
+            kind = UnsupportedError if isinstance(error, UnsupportedError) else CheckpointError
+            raise kind(str(error).replace("[load_model]", "[convert]")) from error
         different = []
         for name, value in read.items():
             own = getattr(self.settings, name, None)
-            if name in _NOT_COMPARED or name.endswith(("_bias", "token_id")) or own is None:
+            if name in _NOT_COMPARED or name.endswith("token_id") or own is None:
                 continue
             if name == "original_max_position_embeddings" and _main_rope(self.settings).get("rope_type", "default") == "default":
                 continue  # Phi-3 chooses between long and short factors by it, and there are none
@@ -493,7 +494,7 @@ class GGUFView(View):
         out = []
         for name, value in stated.items():
             own = getattr(self.settings, name, None)
-            if name in read or not _COMPUTES.fullmatch(name) or own is None or isinstance(value, dict):
+            if name in read or _COMPUTES_NOTHING.fullmatch(name) or own is None or isinstance(value, dict):
                 continue
             if not _equal(_ACTIVATIONS.get(str(value), value), _ACTIVATIONS.get(str(own), own)):
                 out.append(f"{name} is {own!r}, a GGUF of {self.arch} says {value!r}")
@@ -502,18 +503,30 @@ class GGUFView(View):
         return out
 
 
-_COMPUTES = re.compile(
-    r"(?!init|time_step_scale)\w*(hidden_act|activation|activation_function|multipliers?|scaling|_scale|softcapping|clip_\w+|_limit"
-    r"|act_fn|swiglu_alpha|scale_(attn|decoder)_\w+|apply_residual_\w+|relative_attention_max_distance|moe_layers|no_rope_layers"
-    r"|rope_interleave)"
+_COMPUTES_NOTHING = re.compile(
+    # training, and the numbers that parameters begin with
+    r"\w*(dropout|pdrop|jitter|loss|aux_)\w*|initializer_\w+|init_\w+|learnable_sink_init|rescale_prenorm_residual"
+    r"|time_step_(floor|init_scheme|max|min|scale)|seed"
+    # how it is computed
+    r"|use_cache|output_\w+|return_dict|\w*chunk_size\w*(?<!attention_chunk_size)|pretraining_tp|slow_but_exact|use_mamba\w*"
+    r"|use_associative_scan|deterministic_flash_attn|\w*_in_fp32|reorder_and_upcast_attn|enable_moe_fp32_combine"
+    r"|num_logits_to_keep|mamba_ssm_cache_dtype|split_ngram_parts|number_of_conv_states|moe_shared_expert_overlap"
+    # names, and what is not the model
+    r"|_\w+|architectures|dtype|id2label|label2id|problem_type|transformers_version|\w+_token_id|model_max_length"
+    r"|(summary|classifier|sparse_pred)\w*|decoder_bias|mtp_\w+|num_nextn_predict_layers|is_decoder|add_cross_attention"
+    # what other fields, which a file states, are made of or say again
+    r"|(use_)?sliding_window(_pattern)?|max_window_layers|first_k_dense_replace|layer_group_size|full_attn_idxs|rope_theta"
+    r"|global_attn_every_n_layers|no_rope_layer_interval|expan(d|sion_ratio)|time_step_rank|block_multiple_of"
+    r"|linear_(conv_kernel|head)_dim|moe_renormalize|num_expert_group|num_experts(_per_token)?|num_shared_experts"
 )
-"""Fields of a configuration that change what its model computes, stated by a file or not."""
+"""Fields of a configuration that do not change what its model computes where no key states them. Any
+other field that transformers' configuration has must have the value that the reader's has.
+"""
 _GELUS = frozenset(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python"))
 _ACTIVATIONS = dict.fromkeys(_GELUS, "gelu") | {"swish": "silu"}
 """Names of one activation: llama.cpp has one GELU."""
 _NOT_COMPARED = (
-    "model_type", "tie_word_embeddings", "vocab_size", "use_bias", "use_qkv_bias", "partial_rotary_factor", "rope_theta",
-    "compress_rope_theta",
+    "model_type", "tie_word_embeddings", "vocab_size", "partial_rotary_factor", "rope_theta", "compress_rope_theta",
 )  # fmt: skip
 """Settings that are read from the tensors, or that the reader gives under several names."""
 

@@ -116,6 +116,13 @@ def _mpt_sizes(config: Any) -> Any:
     return config
 
 
+def _t5_sizes(config: Any) -> Any:
+    """T5's positions are relative; a file states the length of the texts of its training."""
+    if not getattr(config, "max_position_embeddings", None):
+        config.max_position_embeddings = getattr(config, "n_positions", None) or 512
+    return config
+
+
 def _bailing_sizes(config: Any) -> Any:
     """Its heads' length in a configuration is that of delta networks."""
     config.head_dim = config.linear_head_dim
@@ -130,6 +137,7 @@ SAME_SIZES: dict[str, Callable[[Any], Any]] = {
     "laguna": _laguna_sizes,
     "lfm2": _lfm2,
     "mpt": _mpt_sizes,
+    "t5": _t5_sizes,
 }
 """Model type -> the configuration with the sizes that its model has, where it computes them."""
 

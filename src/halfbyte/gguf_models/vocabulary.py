@@ -4,6 +4,8 @@
 |---|---|---|
 | BPE on bytes | gpt2 | its merges; `tokenizer.ggml.pre` names what splits text first |
 | BPE on characters with byte tokens | llama | scores: minus the rank of the first merge that makes a token |
+| WordPiece | bert | "▁" before the first token of a word, where tokenizer.json has "##" before the others |
+| Unigram | t5 | its scores |
 
 Which `pre` is meant is found by comparing how a text full of edge cases is split. The key-values
 are read back with this library's own reader, and must give the tokenizer's own tokens.
@@ -11,8 +13,9 @@ are read back with this library's own reader, and must give the tokenizer's own 
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +66,8 @@ def vocabulary_pairs(folder: Path, config: Mapping[str, Any], rows: int, archite
     if kind == "gpt2":
         pairs.append(pair("tokenizer.ggml.pre", "string", _pre_tokenizer(path, backend, raw)))
     pairs += [pair("tokenizer.ggml.tokens", "array[string]", tokens), pair("tokenizer.ggml.token_type", "array[int32]", types)]
-    merges = _merges(raw)
-    if kind == "gpt2":
-        pairs.append(pair("tokenizer.ggml.merges", "array[string]", [" ".join(m) for m in merges]))
-    else:
-        pairs.append(pair("tokenizer.ggml.scores", "array[float32]", _scores(tokens, types, merges)))
-        pairs.append(pair("tokenizer.ggml.add_space_prefix", "bool", "Prepend" in json.dumps(raw.get("normalizer"))))
-    pairs += _special_pairs(backend, raw, settings, config, len(tokens))
+    pairs += _PARTS[kind](raw, tokens, types)
+    pairs += _special_pairs(backend, settings, config, len(tokens), kind)
     template = _template(folder, settings)
     pairs += [pair("tokenizer.chat_template", "string", template)] if template else []
     _check(path, backend, pairs, architecture)
@@ -83,29 +81,36 @@ def _kind(path: Path, raw: Mapping[str, Any]) -> str:
             return "gpt2"
         if model.get("byte_fallback"):
             return "llama"
+    if model.get("type") in _OTHER_MODELS:
+        return _OTHER_MODELS[model["type"]]
     raise UnsupportedError(
-        f"[convert] {path}: a {model.get('type')} vocabulary; BPE on bytes, and BPE on characters with byte tokens, are written. "
-        "Take the tokenizer of a GGUF of the same model with --like"
+        f"[convert] {path}: a {model.get('type')} vocabulary; BPE on bytes, BPE on characters with byte tokens, WordPiece and "
+        "Unigram are written. Take the tokenizer of a GGUF of the same model with --like"
     )
 
 
 def _tokens(path: Path, raw: Mapping[str, Any], rows: int, kind: str) -> tuple[list[str], list[int]]:
     """Tokens in the order of their ids and their types."""
-    named: dict[int, str] = {i: t for t, i in raw["model"]["vocab"].items()}
+    stored = raw["model"]["vocab"]
+    named: dict[int, str] = (
+        {i: t for t, i in stored.items()} if isinstance(stored, dict) else {i: t for i, (t, _) in enumerate(stored)}
+    )
     special = {a["id"]: a for a in raw.get("added_tokens", ())}
     named |= {i: a["content"] for i, a in special.items()}
     if named and max(named) >= rows:
         raise CheckpointError(f"[convert] {path}: token {named[max(named)]!r} has id {max(named)}; the embedding has {rows} rows")
     tokens, types = [], []
     unknown = raw["model"].get("unk_token")
+    unknown = named.get(raw["model"].get("unk_id")) if kind == "t5" else unknown
     for i in range(rows):
         token = named.get(i)
         if token is None:
             tokens.append(f"[PAD{i}]")
             types.append(UNUSED)
             continue
-        tokens.append(token)
-        if kind == "llama" and token == unknown:
+        word = kind == "bert" and i not in special
+        tokens.append(_phantom_space(token) if word else token)
+        if kind in ("llama", "t5") and token == unknown:
             types.append(UNKNOWN)
         elif i in special:
             types.append(CONTROL if special[i].get("special") else USER_DEFINED)
@@ -113,6 +118,65 @@ def _tokens(path: Path, raw: Mapping[str, Any], rows: int, kind: str) -> tuple[l
             is_byte = kind == "llama" and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
             types.append(BYTE if is_byte else NORMAL)
     return tokens, types
+
+
+def _phantom_space(token: str) -> str:
+    """A WordPiece token as a file has it: those that begin a word are marked, not the others."""
+    return token[2:] if token.startswith("##") else f"\u2581{token}"
+
+
+def _gpt2(raw: Mapping[str, Any], tokens: list[str], types: list[int]) -> list[Pair]:
+    return [pair("tokenizer.ggml.merges", "array[string]", [" ".join(m) for m in _merges(raw)])]
+
+
+def _llama(raw: Mapping[str, Any], tokens: list[str], types: list[int]) -> list[Pair]:
+    return [
+        pair("tokenizer.ggml.scores", "array[float32]", _scores(tokens, types, _merges(raw))),
+        pair("tokenizer.ggml.add_space_prefix", "bool", "Prepend" in json.dumps(raw.get("normalizer"))),
+    ]
+
+
+def _bert(raw: Mapping[str, Any], tokens: list[str], types: list[int]) -> list[Pair]:
+    normalizer = raw.get("normalizer") or {}
+    lower = bool(normalizer.get("lowercase"))
+    accents = normalizer.get("strip_accents")
+    return [
+        pair("tokenizer.ggml.normalizer.lowercase", "bool", lower),
+        pair("tokenizer.ggml.normalizer.strip_accents", "bool", lower if accents is None else bool(accents)),
+    ]
+
+
+def _t5(raw: Mapping[str, Any], tokens: list[str], types: list[int]) -> list[Pair]:
+    """A table of what characters become is in tokenizer.json as base64."""
+    stored = [score for _, score in raw["model"]["vocab"]]
+    scores = stored + [0.0] * (len(tokens) - len(stored))
+    steps, cuts = (list(_steps(raw.get(name))) for name in ("normalizer", "pre_tokenizer"))
+    kinds = {step.get("type") for step in (*steps, *cuts)}
+    prefix = any(step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never" for step in cuts)
+    pairs = [
+        pair("tokenizer.ggml.scores", "array[float32]", scores),
+        pair("tokenizer.ggml.add_space_prefix", "bool", prefix),
+        pair("tokenizer.ggml.remove_extra_whitespaces", "bool", bool(kinds & {"WhitespaceSplit", "Replace", "Strip"})),
+    ]
+    for step in steps:
+        if step.get("type") == "Precompiled" and step.get("precompiled_charsmap"):
+            table = base64.b64decode(step["precompiled_charsmap"])
+            pairs.append(pair("tokenizer.ggml.precompiled_charsmap", "array[uint8]", list(table)))
+    return pairs
+
+
+def _steps(stage: Any) -> Iterator[Mapping[str, Any]]:
+    """The steps of a normalizer or a pre-tokenizer, sequences opened."""
+    if isinstance(stage, dict):
+        inner = stage.get("normalizers") or stage.get("pretokenizers")
+        if inner is None:
+            yield stage
+        for step in inner or ():
+            yield from _steps(step)
+
+
+_OTHER_MODELS = {"WordPiece": "bert", "Unigram": "t5"}
+_PARTS = {"gpt2": _gpt2, "llama": _llama, "bert": _bert, "t5": _t5}
 
 
 def _merges(raw: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -163,12 +227,13 @@ def _pre_tokenizer(path: Path, backend: Any, raw: Mapping[str, Any]) -> str:
     return found[0]
 
 
-def _special_pairs(
-    backend: Any, raw: Mapping[str, Any], settings: Mapping[str, Any], config: Mapping[str, Any], count: int
-) -> list[Pair]:
-    """Ids of special tokens, and what is added at the ends of a text."""
+def _special_pairs(backend: Any, settings: Mapping[str, Any], config: Mapping[str, Any], count: int, kind: str) -> list[Pair]:
+    """Ids of special tokens, and what is added at the ends of a text: BERT's classification token
+    and separator are the first and the last.
+    """
     ids: dict[str, int] = {}
-    for word, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"), ("mask", "mask")):
+    ends = (("cls", "bos"), ("sep", "eos"), ("sep", "seperator")) if kind == "bert" else (("bos", "bos"), ("eos", "eos"))
+    for word, key in (*ends, ("unk", "unknown"), ("pad", "padding"), ("mask", "mask")):
         token = settings.get(f"{word}_token")
         token = token.get("content") if isinstance(token, dict) else token
         index = backend.token_to_id(token) if isinstance(token, str) else None

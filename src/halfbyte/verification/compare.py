@@ -27,13 +27,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..checkpoints import Checkpoint
+from ..checkpoints import Checkpoint, expert_names
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.ledger import ACTIVATION_SCALES, UNREADABLE
 from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..errors import CheckpointError, UnsupportedError
+from ..gguf_models.names import unsupported
 from ..gguf_models.to_gguf import GGUFView
-from ..gguf_models.view import as_model
+from ..gguf_models.view import ModelView, as_model
 from ..numerics.error_stats import ErrorStats
 from ..numerics.exact import dtype_named
 from ..tensor.qtensor import QTensor
@@ -196,12 +197,22 @@ def _in_one_convention(a: Checkpoint, b: Checkpoint, arithmetic: str) -> tuple[C
         return a, b
     packed = any(info.quantized for info in other.infos())
     model = as_model(file, "", dense=not packed, arithmetic=arithmetic)
-    if model is file:
-        try:
-            other = GGUFView(other, names_only=True)
-        except (UnsupportedError, CheckpointError):
+    if isinstance(model, ModelView):
+        if {_module(key) for key in other} <= {_module(key) for key in model}:
+            return (model, other) if file is a else (other, model)
+        if not unsupported(model.architecture):  # names of other checkpoints of the model
             return a, b
-    return (model, other) if file is a else (other, model)
+    try:
+        other = GGUFView(other, names_only=True)
+    except (UnsupportedError, CheckpointError):
+        return (model, other) if file is a else (other, model)
+    return (file, other) if file is a else (other, file)
+
+
+def _module(key: str) -> str:
+    """The module of a tensor; all experts of a layer are one."""
+    found = expert_names.parse(key)
+    return found.path if found else key.removesuffix(".weight")
 
 
 def _unaccounted(checkpoint: Checkpoint, left: bool) -> list[Comparison]:
