@@ -86,9 +86,9 @@ first. `smallthinker`'s class is halfbyte's own, so transformers alone does not 
   written only where they are 1; other values are refused by their names.
 - A model whose configuration says what no key states (another activation, a scale, a pattern of
   layers, a bias, YaRN's `attention_factor`) is refused by the name of the field: every field of
-  transformers' configuration is compared but those of training, of how it is computed, and names. Kinds of GELU (`gelu`,
-  `gelu_new`) are one in a GGUF: a note names the kind that is read back. Logits of small random
-  models changed by up to 1e-2.
+  transformers' configuration is compared but those of training, of how it is computed, and names.
+  Kinds of GELU (`gelu`, `gelu_new`) are one in a GGUF: a note names the kind that is read back.
+  Logits of small random models changed by up to 1e-2.
 - Tensors of an image or sound encoder, of layers that predict further tokens, and of an encoder's
   own heads are left out, and a note counts them.
 """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import io
 import re
 import subprocess
 import sys
@@ -19,14 +20,17 @@ import tarfile
 import tempfile
 import venv
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SDIST_LIMIT = 1_000_000
 """Bytes: the source distribution is smaller than this."""
 PLAIN_LIMIT = 1_045_000
-"""Bytes before --shrink, which takes 4.3 % off what Python's gzip makes of these files."""
+"""Bytes of these files in the order of --shrink as Python's gzip compresses them; zopfli takes
+4.3 % off.
+"""
 PLATFORMS = {
     "manylinux x86-64": r"manylinux.*_x86_64",
     "manylinux aarch64": r"manylinux.*_aarch64",
@@ -90,15 +94,60 @@ def wheel_problems(path: Path, version: str, root: Path = ROOT) -> list[str]:
     return found
 
 
+def like_beside_like(files: Mapping[str, bytes]) -> list[str]:
+    """Names in an order in which each file has many pairs of words with those just before it, which
+    gzip finds within 32 KiB: 3 % less.
+    """
+    pairs = {}
+    for name, content in files.items():
+        words = re.findall(rb"\w+", content)
+        pairs[name] = set(pairwise(words))
+    out: list[str] = []
+    while len(out) < len(files):
+        near: set[tuple[bytes, bytes]] = set()
+        length = 0
+        for name in reversed(out):
+            near |= pairs[name]
+            length += len(files[name])
+            if length > 30_000:
+                break
+        left = files.keys() - set(out)
+        out.append(max(left, key=lambda name: (len(pairs[name] & near) / (len(pairs[name]) + 20), len(pairs[name]), name)))
+    return out
+
+
+def ordered(content: bytes) -> bytes:
+    """A tar file with the same members in the order of `like_beside_like`."""
+    packed = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(content)) as old,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new,
+    ):
+        members = {m.name: m for m in old.getmembers()}
+        if len(members) != len(old.getmembers()) or not all(m.isfile() for m in members.values()):
+            return content
+        files = {name: old.extractfile(m).read() for name, m in members.items()}  # type: ignore[union-attr]
+        for name in like_beside_like(files):
+            new.addfile(members[name], io.BytesIO(files[name]))
+    return packed.getvalue()
+
+
+def members_of(content: bytes) -> dict[str, bytes | None]:
+    """What a tar file holds."""
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        return {m.name: archive.extractfile(m).read() if m.isfile() else None for m in archive}  # type: ignore[union-attr]
+
+
 def shrink(folder: Path, compress: Callable[[bytes], bytes]) -> tuple[int, int]:
-    """The source distribution of `folder`, its tar compressed anew: (bytes before, bytes after).
-    `compress` makes a gzip file. Raises ValueError when it changed the content or made more of it.
+    """The source distribution of `folder`, its tar ordered and compressed anew: (bytes before,
+    bytes after). `compress` makes a gzip file. Raises ValueError when it changed the content or
+    made more of it.
     """
     [path] = folder.glob("halfbyte-*.tar.gz")
     before = path.read_bytes()
-    content = gzip.decompress(before)
+    content = ordered(gzip.decompress(before))
     after = compress(content)
-    if gzip.decompress(after) != content:
+    if gzip.decompress(after) != content or members_of(content) != members_of(gzip.decompress(before)):
         raise ValueError(f"{path.name}: compressed again, it holds other bytes; left as it was")
     if len(after) > len(before):
         raise ValueError(f"{path.name}: {len(before):,} bytes would become {len(after):,}; left as it was")

@@ -1,5 +1,5 @@
-"""Every field of a configuration, changed: the GGUF of such a folder has the logits of its model, or
-the folder is refused before anything is written. For every architecture that is read.
+"""Every field of a configuration, changed: the GGUF of such a folder has the logits of its model,
+or the folder is refused before anything is written. For every architecture that is read.
 """
 
 from __future__ import annotations

@@ -42,8 +42,9 @@ def wordpiece(lower: bool) -> tuple[Tokenizer, dict[str, str]]:
 
 
 def spaces() -> normalizers.Normalizer:
-    """A compiled table that makes a space of a tab and of the ends of a line: a double array of 1024
-    units, whose node of a byte is at 256 ^ byte and its value, where the text begins, at 768 ^ byte.
+    """A compiled table that makes a space of a tab and of the ends of a line: a double array of
+    1024 units, whose node of a byte is at 256 ^ byte and its value, where the text begins, at
+    768 ^ byte.
     """
     units = np.zeros(1024, "<u4")
     units[0] = 256 << 10

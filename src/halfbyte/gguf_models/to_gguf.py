@@ -519,8 +519,8 @@ _COMPUTES_NOTHING = re.compile(
     r"|global_attn_every_n_layers|no_rope_layer_interval|expan(d|sion_ratio)|time_step_rank|block_multiple_of"
     r"|linear_(conv_kernel|head)_dim|moe_renormalize|num_expert_group|num_experts(_per_token)?|num_shared_experts"
 )
-"""Fields of a configuration that do not change what its model computes where no key states them. Any
-other field that transformers' configuration has must have the value that the reader's has.
+"""Fields of a configuration that do not change what its model computes where no key states them.
+Any other field that transformers' configuration has must have the value that the reader's has.
 """
 _GELUS = frozenset(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python"))
 _ACTIVATIONS = dict.fromkeys(_GELUS, "gelu") | {"swish": "silu"}
