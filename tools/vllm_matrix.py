@@ -9,13 +9,14 @@ OpenAI server, with the plug-in and without it.
 `write` writes the checkpoints of tests/support/served_models.py and their right answers; `add`
 takes one of each kind that the producers wrote below PRODUCED (`engines_matrix.py dense`, then
 tests/support/producers), of five shapes by turns, with the answer of a dense model of its values.
-For these the plug-in is asked for only where vLLM alone ran before or no method is named. `serve`,
-in the environment vllm, starts a server for each (`api_server`, its engine in a process of its
-own), asks it over HTTP for the log probabilities of all tokens at every position of a prompt and
-for a greedy continuation, and goes on where it ended. Server and engine are forked from one process
-that has imported vLLM, which saves its imports and changes nothing else; tests/vllm starts some
-from nothing. The plug-in is found by its entry point: halfbyte is installed, or a folder with its
-`entry_points.txt` is in PYTHONPATH. `--alone` loads no plug-in, gives none of its options, and
+For these the plug-in is asked for where vLLM alone ran before, where no method is named, and for
+torchao's, which vLLM refuses only while it loads. `serve`, in the environment vllm, starts a server
+for each (`api_server`, its engine in a process of its own), asks it over HTTP for the log
+probabilities of all tokens at every position of a prompt and for a greedy continuation, and goes on
+where it ended. Server and engine are forked from one process that has imported vLLM, which saves
+its imports and changes nothing else; tests/vllm starts some from nothing. The plug-in is found by
+its entry point: halfbyte is installed, or a folder with its `entry_points.txt` is in PYTHONPATH.
+`--alone` loads no plug-in, gives none of its options, and
 computes in bfloat16, which vLLM's kernels want; with it float32. `table` writes the tables between
 the marks of each PAGE; rows of kinds that were not served stay as they are.
 """
@@ -93,8 +94,9 @@ def produced_cells(folder: Path) -> dict[str, tuple[Path, dict[str, str]]]:
         options = {"config_format": "halfbyte", "tokenizer_mode": "halfbyte"}
         if path.is_dir():
             stated = json.loads((path / "config.json").read_text("utf-8")).get("quantization_config", {})
-            unnamed = not (stated.get("quant_method") or stated.get("quant_algo"))
-            options = {"quantization": "halfbyte"} if unnamed or alone.get(name, [""])[0] == "runs" else {}
+            method = stated.get("quant_method") or stated.get("quant_algo")
+            asked = not method or method == "torchao" or alone.get(name, [""])[0] == "runs"
+            options = {"quantization": "halfbyte"} if asked else {}
         found[name] = (path, options)
     return found
 

@@ -131,8 +131,8 @@ def write(folder: Path, shape: str, kind: str | Producer, **options: Any) -> Any
     folder.mkdir(parents=True, exist_ok=True)
     if kind == "gguf":
         return write_gguf_file(folder, GGUF_NAMES.get(shape, shape))
-    if kind in TORCHAO:
-        return write_torchao(folder, shape, TORCHAO[str(kind)]())
+    if isinstance(kind, str) and kind in TORCHAO:
+        return write_torchao(folder, shape, TORCHAO[kind]())
     how = KINDS[kind] if isinstance(kind, str) else kind
     assert how is not None
 

@@ -277,6 +277,39 @@ def test_the_ranks_of_a_layer_of_experts_add_up(plugin, device, word, ranks):
     assert error <= (8e-3 * ranks if device == "cuda" else 2e-6)
 
 
+@pytest.mark.parametrize("words", [("mxfp4", "mxfp4"), ("mxfp4", "nvfp4")], ids="-".join)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_biases_of_gpt_oss_go_with_the_rows_of_gate_and_up(plugin, words, ranks):
+    """Gate and up in matrices of their own, of one format and of two; in vLLM's parameter of their
+    biases the two alternate, and a rank has its part.
+    """
+    gate, up = (stack(word, (EXPERTS, SIZE, HIDDEN), np.random.default_rng(i)) for i, word in enumerate(words))
+    down = stack("mxfp4", (EXPERTS, HIDDEN, SIZE), np.random.default_rng(2))
+    source = Packed(gate_proj=gate, up_proj=up, down_proj=down)
+    random = torch.Generator().manual_seed(4)
+    first, last = torch.randn(EXPERTS, 2 * SIZE, generator=random), torch.randn(EXPERTS, HIDDEN, generator=random)
+    x, (share, ids) = activations("cpu", HIDDEN, torch.float32) * 0.1, routes("cpu")
+    total = np.zeros((len(x), HIDDEN))
+    for rank in range(ranks):
+        moe, layer = moe_layer(plugin, ranks, rank, EXPERTS, SIZE, bias=True)
+        moe.activation = plugin.MoEActivation.SWIGLUOAI
+        how = plugin.experts.HalfbyteExpertsMethod(moe, {(p, None): p for p in source.weights}, "mlp.experts")
+        how.create_weights(layer, EXPERTS, HIDDEN, SIZE // ranks, torch.float32)
+        part = 2 * SIZE // ranks
+        layer.w13_bias.data.copy_(first[:, rank * part : (rank + 1) * part])
+        layer.w2_bias.data.copy_(last if rank == 0 else torch.zeros_like(last))
+        how.fill(layer, source, "cpu")
+        total += how.apply(layer, x, share, ids, None, None).double().numpy()
+    want = np.zeros_like(total)
+    matrices = [q.dequantize("float64") for q in (gate, up, down)]
+    for i, row in enumerate(x.double().numpy()):
+        for e, s in zip(ids[i].tolist(), share[i].tolist(), strict=True):
+            g, u = (w[e] @ row + first[e, half::2].double().numpy() for half, w in enumerate(matrices[:2]))
+            g, u = np.minimum(g, 7), np.clip(u, -7, 7)
+            want[i] += s * (matrices[2][e] @ (g / (1 + np.exp(-1.702 * g)) * (u + 1)) + last[e].double().numpy())
+    assert np.linalg.norm(total - want) <= 2e-6 * np.linalg.norm(want)
+
+
 def layers_in_one_call(plugin, device):
     """Kind -> a call of one layer, and its argument."""
     dtype = dtype_of(device)

@@ -67,6 +67,9 @@ NO_CPU_KERNEL = {
     "mxfp8": Producer(
         "modelopt", "mxfp8_e4m3", {}, {"quant_method": "modelopt", "quant_algo": "MXFP8", "group_size": 32, "ignore": ["lm_head"]}
     ),
+    "modelopt-fp8": Producer(
+        "modelopt", "fp8_e4m3:channel", {"rows": -1}, {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+    ),
     "fp8-dynamic": Producer(
         "fp8",
         "fp8_e4m3:g32",
@@ -159,6 +162,44 @@ def test_what_vllm_accepts_without_a_kernel_is_taken_over_unasked(tmp_path, monk
         patch.setattr("halfbyte.vllm.config._has_integer_kernel", lambda: True)
         assert method_of(tmp_path / "in") == "halfbyte"
     check(tmp_path / "in", dense)
+
+
+AUTO_ROUND = PRODUCERS["gptq"]._replace(
+    config={"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 32, "sym": True}
+)
+
+
+@pytest.mark.parametrize(("shape", "how"), [("qwen3_moe", AUTO_ROUND), ("qwen3_moe", "modelopt"), ("llama", "modelopt-fp8")])
+def test_scales_of_activations_and_caches_are_passed_over(tmp_path, shape, how):
+    """As ModelOpt writes them beside each layer; experts, whose kernel vLLM lacks, unasked."""
+
+    def scaled(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.endswith("_proj.weight_scale")]:
+            tensors[name.replace("weight_scale", "input_scale")] = np.float32(0.25)
+        for layer in range(2):
+            for word in ("k_proj.k_scale", "v_proj.v_scale"):
+                tensors[f"model.layers.{layer}.self_attn.{word}"] = np.float32(0.5)
+
+    producer = NO_CPU_KERNEL.get(how) or PRODUCERS[how] if isinstance(how, str) else how
+    dense = write(tmp_path / "in", shape, producer, **({} if producer is AUTO_ROUND else {"edit": scaled}))
+    assert method_of(tmp_path / "in") == "halfbyte"
+    check(tmp_path / "in", dense)
+
+
+def test_experts_of_gpt_oss_one_by_one_with_their_biases(tmp_path):
+    """As llm-compressor writes them: gate and up in matrices of their own."""
+
+    def one_by_one(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if ".experts." in name]:
+            stack, (base, _, leaf) = tensors.pop(name), name.partition(".experts.")
+            joint, part = leaf.startswith("gate_up_proj"), leaf.replace("_bias", ".bias").partition(".")[2]
+            for e, value in enumerate(stack):
+                for first, word in enumerate(("gate_proj", "up_proj") if joint else ("down_proj",)):
+                    rows = value[first::2] if joint and value.ndim else value
+                    tensors[f"{base}.experts.{e}.{word}.{part}"] = np.ascontiguousarray(rows)
+
+    dense = write(tmp_path / "in", "gpt_oss", "nvfp4", edit=one_by_one)
+    check(tmp_path / "in", dense, quantization="halfbyte")
 
 
 def test_sizes_that_are_no_multiples_of_32_are_taken_over_unasked(tmp_path):

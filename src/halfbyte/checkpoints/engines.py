@@ -492,7 +492,7 @@ VLLM_YARN = frozenset({"factor", "original_max_position_embeddings", "beta_fast"
 
 def _no_yarn(f: Facts) -> bool:
     """A gpt-oss that states a rotation, and not YaRN's."""
-    return f.checkpoint.config.get("model_type") == "gpt_oss" and bool(_rotation(f)) and not set(_rotation(f)) >= VLLM_YARN
+    return _gpt_oss(f) and bool(_rotation(f)) and not set(_rotation(f)) >= VLLM_YARN
 
 
 def _dense_stacks(f: Facts) -> bool:
@@ -740,6 +740,10 @@ def _single_expert(f: Facts) -> bool:
     return f.info is not None and re.search(r"\.experts\.\d+\.", f.info.key) is not None
 
 
+def _gpt_oss(f: Facts) -> bool:
+    return bool(f.checkpoint.config.get("model_type") == "gpt_oss")
+
+
 def _gemma_nvfp4(f: Facts) -> bool:
     arch, _ = _gguf(f)
     return (
@@ -779,8 +783,15 @@ RULES: tuple[Rule, ...] = (
          OBSERVED, _fp8_blocks, since=(0, 32), whole=True),
     Rule("vllm-cpu", ("compressed-tensors",), REFUSED, "no kernel on a CPU for FP8 weights with activations that are not FP8",
          OBSERVED, _fp8_weights_alone, since=(0, 32), whole=True),
+    Rule("vllm-cpu", ("modelopt",), REFUSED, "no kernel on a CPU rounds activations to FP8 under a stored scale", OBSERVED,
+         lambda f: str(f.config.get("quant_algo")).upper() == "FP8", since=(0, 32), whole=True),
     Rule("vllm-cpu", ("gptq", "awq", "compressed-tensors"), REFUSED, "no kernel for packed experts on a CPU", OBSERVED,
          lambda f: f.experts),
+    Rule("vllm-cpu", ("auto-round",), REFUSED, "no kernel for packed experts on a CPU", OBSERVED,
+         lambda f: f.experts and not _gpt_oss(f)),
+    Rule("vllm-cpu", ("auto-round",), WRONG,
+         "no kernel for packed experts on a CPU, and vLLM's gpt-oss passes over what it has no place for", OBSERVED,
+         lambda f: f.experts and _gpt_oss(f)),
     Rule("vllm-cpu", ("gptq", "awq", "compressed-tensors"), REFUSED,
          "the kernel for CPUs wants multiples of 32 as inputs and outputs", OBSERVED, _not_32),
     Rule("vllm", ("gptq",), WRONG, "gptq_v2 zero points are read as v1, one too high, before 0.11.1", f"{_VLLM}/pull/26092",
@@ -812,7 +823,7 @@ RULES: tuple[Rule, ...] = (
          "vLLM reads YaRN's four numbers of every gpt-oss, and config.json lacks one", OBSERVED,
          _no_yarn, whole=True),
     Rule("vllm", ("dense",), REFUSED, "dense experts of gpt-oss have MLX's names and order, for which vLLM has no place",
-         OBSERVED, lambda f: f.checkpoint.config.get("model_type") == "gpt_oss" and _mlx_experts(f), whole=True),
+         OBSERVED, lambda f: _gpt_oss(f) and _mlx_experts(f), whole=True),
     Rule("vllm", ("fp8",), REFUSED, "one scale for a matrix is called weight_scale_inv, which vLLM reads with blocks alone",
          OBSERVED, _one_scale_inv),
     Rule("vllm", ("torchao",), REFUSED, "a layer is dense, modules_to_not_convert does not name it, and vLLM wants it packed",
@@ -923,6 +934,13 @@ RULES: tuple[Rule, ...] = (
          since=(5,), to="halfbyte"),
     Rule("transformers", ("compressed-tensors",), WRONG,
          "transformers 5 passes over a packed stack of experts, which stay random", OBSERVED, _stacked_experts, since=(5,)),
+    Rule("transformers", ("compressed-tensors",), WRONG,
+         "transformers 5 holds gpt-oss's experts as one stack, and passes over packed ones: they stay random", OBSERVED,
+         lambda f: _single_expert(f) and _gpt_oss(f), since=(5,), to="halfbyte"),
+    Rule("transformers", ("compressed-tensors",), WRONG,
+         "transformers 5 joins experts into one stack, and loses the tensor scales of NVFP4", OBSERVED,
+         lambda f: _single_expert(f) and f.info is not None and f.info.format is not None and f.info.format.name == "nvfp4",
+         since=(5,), to="halfbyte"),
     Rule("transformers", ("compressed-tensors",), REFUSED,
          "transformers 5 makes its layers without data, where compressed-tensors has zero points one a number, not in words; "
          "quantization_config=CompressedTensorsConfig(run_compressed=False) loads it dense",

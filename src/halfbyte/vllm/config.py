@@ -65,8 +65,10 @@ def _cpu_refusal(method: str, settings: Mapping[str, Any], hf_config: Any) -> st
     blocks = [settings.get("weight_block_size"), *(w.get("block_structure") for w in weights)]
     if any(block is not None and not _has_fp8_kernel(block) for block in blocks):
         return "no kernel for FP8 in these blocks on this CPU"
+    if method == "modelopt" and str(settings.get("quant_algo")).upper() == "FP8":
+        return "no kernel on CPUs rounds activations to FP8 under a stored scale"
     experts = [getattr(hf_config, name, 0) or 0 for name in ("num_experts", "num_local_experts", "n_routed_experts")]
-    if method in ("gptq", "awq") and any(experts):
+    if method in ("gptq", "awq", "auto-round", "intel/auto-round") and any(experts):
         return "no kernel for packed experts on CPUs"
     return None
 

@@ -93,11 +93,13 @@ class HalfbyteExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc] # vLLM is
         weights: dict[str, Any] = {
             name: _each(piece, lambda q: prepared(q, device, activations, layer.halfbyte_dtype)) for name, piece in pieces.items()
         }
-        biases = {}
+        biases: dict[str, Tensor] = {}
         if self.moe.has_bias:
-            if "gate_up_proj" not in weights:
-                raise UnsupportedError(f"[vllm] {self.name}: separate gate and up with a joint bias; convert to one gate_up_proj")
-            biases = {"gate_up_proj": layer.w13_bias.data, "down_proj": layer.w2_bias.data}
+            first = layer.w13_bias.data
+            if joint is None and gate == "swiglu_clamped":  # its rows alternate, those of the weights do not
+                biases = {"gate_proj": first[:, ::2], "up_proj": first[:, 1::2]}
+                first = torch.cat(list(biases.values()), 1)
+            biases = {**({"gate_up_proj": first} if "gate_up_proj" in weights else biases), "down_proj": layer.w2_bias.data}
         layer.halfbyte = QExperts(weights, biases, gate=gate, interleaved=interleaved, activations=activations)
 
     def _piece(self, source: Source, projection: str, ours: list[int]) -> Piece:

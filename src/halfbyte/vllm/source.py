@@ -17,20 +17,28 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+import torch
 from torch import Tensor
 
 from ..checkpoints import Checkpoint, expert_names
 from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..errors import UnsupportedError
 from ..gguf_models.names import unsupported
 from ..gguf_models.view import ModelView
+from ..layouts.claims import AUXILIARY
 from ..tensor.qtensor import QTensor
 from ..torch.state import tensor
 from ..transformers.fill.safetensors import INPUT_SCALE
 
 Projection = tuple[str, int | None]
 """(gate_proj, up_proj, gate_up_proj or down_proj; the expert, None for a stack of all)."""
+
+NEEDED = ("e_score_correction_bias",)
+"""Endings of tensors that change no weight and that vLLM's models load."""
 
 
 def stated_activations(settings: Mapping[str, Any]) -> str:
@@ -74,22 +82,30 @@ class Source:
     def __init__(self, path: str | Path) -> None:
         opened = open_checkpoint(path)
         opened.check("vllm")
-        self.checkpoint: Checkpoint = model_view(opened) if isinstance(opened, GGUFCheckpoint) else opened
+        self.checkpoint: Checkpoint = model_view(opened) if isinstance(opened, GGUFCheckpoint) else rows_by_name(opened)
         self.matrices: dict[str, str] = {}
         self.experts: dict[str, dict[Projection, str]] = defaultdict(dict)
+        self._unused = {e.name for e in opened.ledger().entries if e.status == AUXILIARY and not e.name.endswith(NEEDED)}
+        self._biases: dict[str, dict[Projection, str]] = defaultdict(dict)
         scaled = [key for key in self.checkpoint if key.endswith(INPUT_SCALE)]
         if scaled:
             raise UnsupportedError(
                 f"[vllm] {self.checkpoint.path}: {scaled[0]} multiplies the inputs of a layer, which vLLM's layers have no "
                 "argument for; fold the scales into the weights before them, or use halfbyte's own `load_model`"
             )
+        alternating = self.checkpoint.config.get("model_type") == "gpt_oss"
         for key in self.checkpoint:
+            found = expert_names.parse(key)
             if not self.checkpoint.info(key).quantized:
-                continue
-            if found := expert_names.parse(key):
+                if found and alternating and found.leaf == "bias":
+                    self._biases[found.path][found.projection, found.expert] = key
+            elif found:
                 self.experts[found.path][found.projection, found.expert] = key
             else:
                 self.matrices[key] = key
+        joint = [path for path, keys in self._biases.items() if ("gate_up_proj", None) in keys]
+        for path in joint:  # vLLM's own names
+            del self._biases[path]
 
     def is_tied(self) -> bool:
         """True where the head multiplies by the table of embeddings."""
@@ -106,10 +122,12 @@ class Source:
 
     def dense(self, done: Collection[str]) -> Iterator[tuple[str, Tensor]]:
         """Every tensor whose key is not in `done`, under its name in a dense checkpoint: what
-        vLLM's models load themselves. A packed weight among them is dequantized.
+        vLLM's models load themselves. A packed weight among them is dequantized; scales of
+        activations and caches are left out.
         """
+        biases = {key for keys in self._biases.values() for key in keys.values()}
         for key in self.checkpoint:
-            if key in done:
+            if key in done or key in biases or key in self._unused:
                 continue
             name = self._name(key)
             if self.checkpoint.info(key).quantized:
@@ -118,6 +136,17 @@ class Source:
                 array = self.checkpoint[key]
                 assert not isinstance(array, QTensor)
                 yield name, tensor(array)
+
+        for path, keys in self._biases.items():
+            gate, up = (self._bias(keys, f"{name}_proj") for name in ("gate", "up"))
+            yield f"{path}.gate_up_proj_bias", torch.stack([gate, up], -1).flatten(-2)
+            yield f"{path}.down_proj_bias", self._bias(keys, "down_proj")
+
+    def _bias(self, keys: Mapping[Projection, str], projection: str) -> Tensor:
+        """A projection's biases, (e, n)."""
+        experts = sorted({e for _, e in keys if e is not None})
+        rows = [tensor(np.asarray(self.checkpoint[keys[projection, e]])) for e in experts]
+        return torch.stack(rows) if experts else tensor(np.asarray(self.checkpoint[keys[projection, None]]))
 
     def _name(self, key: str) -> str:
         if not self.checkpoint.info(key).quantized:
