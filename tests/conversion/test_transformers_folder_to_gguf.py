@@ -5,6 +5,7 @@ same tensors and key-values, and a model with the same logits. For every archite
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from halfbyte.gguf_models.model_files import model_files
 from halfbyte.gguf_models.variants import WRITTEN_AS
 from support.gguf_families import FAMILIES, IDS, architecture, family_model, write_family
 from support.llama_cpp_logits import FLASH, llama_cpp_logits, recorded
+from transformers import AutoConfig
 
 ALIASES = WRITTEN_AS | {"deepseek2:temperature": "mistral4", "deepseek2:whole": "deepseek2", "mistral3:plain": "llama"}
 """Cases whose model is another architecture's, or has another form in newer files."""
@@ -156,7 +158,6 @@ def test_a_packed_weight_whose_values_are_needed_is_refused(tmp_path, capsys, ca
     ("case", "change", "said"),
     [
         ("qwen35", {"hidden_act": "relu"}, "hidden_act is 'relu', a GGUF of qwen35 says 'silu'"),
-        ("falcon-h1", {"key_multiplier": 0.5}, "key_multiplier is 0.5, a GGUF of falcon-h1 says 1.0"),
         ("jamba", {"expert_layer_period": 3}, "expert_layer_period is 3, a GGUF of jamba says 2"),
         ("smollm3", {"no_rope_layers": [0, 1, 1, 1]}, "no_rope_layers is [0, 1, 1, 1], a GGUF of smollm3 says "),
         ("falcon", {"activation": "relu"}, "activation is 'relu', a GGUF of falcon says 'gelu'"),
@@ -226,3 +227,35 @@ def test_llama_cpp_reads_transformers_folder(tmp_path, case):
     error = float(((have - want) ** 2).mean() / (want**2).mean())
     print(f"| {case} | {error:.1e} |")
     assert error <= 1e-6
+
+
+def multiplied(tmp_path: Path, **changes: Any) -> tuple[Any, Path]:
+    """A Falcon-H1 with multipliers, and its folder."""
+    base = family_model("falcon-h1").config.to_dict()
+    config = AutoConfig.for_model(**{**base, **MULTIPLIERS, **changes})
+    torch.manual_seed(0)
+    model = type(family_model("falcon-h1"))._from_config(config, dtype=torch.float32).eval()
+    source = write_family(tmp_path / "m.gguf", "falcon-h1", family_model("falcon-h1"))
+    return model, saved(tmp_path / "folder", "falcon-h1", model, source)
+
+
+MULTIPLIERS = {
+    "embedding_multiplier": 5.5, "lm_head_multiplier": 0.04, "mlp_multipliers": [0.9, 0.3], "key_multiplier": 0.4,
+    "attention_in_multiplier": 0.7, "attention_out_multiplier": 0.9, "ssm_multipliers": [0.35, 0.25, 0.2, 0.5, 0.3],
+    "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.24,
+}  # fmt: skip
+
+
+def test_multipliers_are_in_the_weights_of_a_file(tmp_path):
+    model, folder = multiplied(tmp_path)
+    assert main(["convert", str(folder), str(tmp_path / "back.gguf"), "--to", "gguf"]) == 0
+    have, want = logits(halfbyte.load_model(tmp_path / "back.gguf")[0]), logits(model)
+    np.testing.assert_allclose(have, want, rtol=0, atol=2e-6 * np.abs(want).max())
+    assert main(["verify", str(folder), str(tmp_path / "back.gguf")]) == 0
+
+
+@pytest.mark.parametrize("changes", [{"tie_word_embeddings": True}, {"attention_bias": True}, {"projectors_bias": True}])
+def test_multipliers_that_weights_do_not_have_are_refused(tmp_path, capsys, changes):
+    _, folder = multiplied(tmp_path, **changes)
+    assert main(["convert", str(folder), str(tmp_path / "back.gguf"), "--to", "gguf"]) == 2
+    assert re.search(r"_multipliers? is .*, a GGUF of falcon-h1 says 1|have no name in a GGUF", capsys.readouterr().err)

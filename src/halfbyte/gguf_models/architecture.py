@@ -32,12 +32,14 @@ None where both orders are the same.
 class Change:
     """Values that a file has in another form than transformers.
 
-    read   (configuration, values as the file has them) -> as transformers keeps them
-    write  the inverse
+    read      (configuration, values as the file has them) -> as transformers keeps them
+    write     the inverse
+    reshapes  whether the shape may be another
     """
 
     read: Callable[[Any, NDArray[Any]], NDArray[Any]]
     write: Callable[[Any, NDArray[Any]], NDArray[Any]]
+    reshapes: bool = True
 
 
 @dataclass(frozen=True)

@@ -204,6 +204,11 @@ class GGUFView(View):
                 return self._tensors[candidate].name
         return key
 
+    def changed_keys(self) -> list[str]:
+        """Keys of values that the folder has in another form: the first of each kind."""
+        first = {t.stem: key for key, t in reversed(self._tensors.items()) if t.stem in self.architecture.changes}
+        return list(first.values())
+
     def source_names(self) -> dict[str, str]:
         """Module of the file -> its name in the folder, the first of several."""
         return {key.removesuffix(".weight"): t.pieces[0].key.removesuffix(".weight") for key, t in self._tensors.items()}
@@ -239,7 +244,7 @@ class GGUFView(View):
             shape = (sum(s[0] for s in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
         if t.stem == ONE_ROW and len(shape) == 2:
             shape = shape[1:]
-        if not first.quantized and (change := self._change(t, shape)) is not None:
+        if not first.quantized and (change := self._change(t, shape)) is not None and change.reshapes:
             shape = change.write(self.settings, np.zeros(shape, np.float32)).shape
         dtype = first.dtype if first.quantized else self._dtype(t, shape, first.dtype)
         return replace(first, key=key, shape=shape, dtype=dtype, nbytes=nbytes)

@@ -7,9 +7,13 @@ say, and the sizes that its model computes from what it states.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from .architecture import Architecture
+import numpy as np
+from numpy.typing import NDArray
+
+from .architecture import Architecture, Change
 from .architectures import ARCHITECTURES, MIXTRAL
 from .classic import FALCON_40B
 from .cycles import hrm_text
@@ -33,6 +37,18 @@ def _t5(config: Any, task: str) -> tuple[str, Architecture]:
     return ("t5encoder", T5_PLAIN_ENCODER) if task == "encoder" else ("t5", T5_PLAIN)
 
 
+def _falcon_h1(config: Any, task: str) -> tuple[str, Architecture]:
+    """A file has the model's multipliers in its weights."""
+    architecture = ARCHITECTURES["falcon-h1"]
+    changes = {stem: _times(factor) for stem, factor in getattr(config, IN_WEIGHTS, {}).items()}
+    return "falcon-h1", replace(architecture, changes={**architecture.changes, **changes}) if changes else architecture
+
+
+def _times(factor: NDArray[np.float32]) -> Change:
+    """Rows times a number, or each times its own; files are read as they are."""
+    return Change(lambda config, a: a, lambda config, a: a * (factor[:, None] if factor.ndim else factor), reshapes=False)
+
+
 def _gguf(name: str) -> tuple[str, Architecture]:
     return name, ARCHITECTURES[name]
 
@@ -41,6 +57,7 @@ VARIANTS: dict[str, Callable[[Any, str], tuple[str, Architecture]]] = {
     "cohere2_moe": lambda c, task: ("cohere2moe", COHERE2_MOE_RMS) if getattr(c, "rms_norm_eps", None) else _gguf("cohere2moe"),
     "deepseek_v2": lambda c, task: ("deepseek2", DEEPSEEK_V2),
     "falcon": _falcon,
+    "falcon_h1": _falcon_h1,
     "falcon_mamba": lambda c, task: ("mamba", FALCON_MAMBA),
     "gemma3_text": lambda c, task: _gguf("gemma-embedding" if task == "encoder" else "gemma3"),
     "glm4_moe": lambda c, task: _gguf("bailingmoe2" if (c.n_group or 1) > 1 else "glm4moe"),
@@ -55,6 +72,35 @@ VARIANTS: dict[str, Callable[[Any, str], tuple[str, Architecture]]] = {
 """Model type -> (general.architecture, table) for (configuration, task), where it alone does not
 say which.
 """
+
+
+IN_WEIGHTS = "multipliers_in_weights"
+"""Attribute of a configuration whose multipliers go into the weights: stem -> a number, or one for
+each row.
+"""
+
+
+def _falcon_h1_sizes(config: Any) -> Any:
+    """Multipliers of 1, and those of the configuration as they go into the weights. They stay where
+    a bias would have another one than its weight, or a shared table two of them.
+    """
+    biases = (config.attention_bias, config.mlp_bias, config.mamba_proj_bias, config.projectors_bias)
+    if any(biases) or (config.tie_word_embeddings and config.embedding_multiplier != config.lm_head_multiplier):
+        return config
+    groups = config.mamba_n_groups * config.mamba_d_state
+    parts = [config.mamba_d_ssm, config.mamba_d_ssm, groups, groups, config.mamba_n_heads]
+    gate, down = config.mlp_multipliers
+    factors = {
+        "token_embd": config.embedding_multiplier, "output": config.lm_head_multiplier, "ffn_gate": gate, "ffn_down": down,
+        "attn_q": config.attention_in_multiplier, "attn_k": config.attention_in_multiplier * config.key_multiplier,
+        "attn_v": config.attention_in_multiplier, "attn_output": config.attention_out_multiplier,
+        "ssm_in": np.repeat(config.ssm_multipliers, parts) * config.ssm_in_multiplier, "ssm_out": config.ssm_out_multiplier,
+    }  # fmt: skip
+    setattr(config, IN_WEIGHTS, {stem: np.asarray(f, np.float32) for stem, f in factors.items() if (np.asarray(f) != 1).any()})
+    for name in ("embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out"):
+        setattr(config, f"{name}_multiplier", 1.0)
+    config.mlp_multipliers, config.ssm_multipliers = [1.0] * 2, [1.0] * 5
+    return config
 
 
 def _falcon_heads(config: Any) -> int:
@@ -132,6 +178,7 @@ def _bailing_sizes(config: Any) -> Any:
 SAME_SIZES: dict[str, Callable[[Any], Any]] = {
     "bailing_hybrid": _bailing_sizes,
     "falcon": _falcon_sizes,
+    "falcon_h1": _falcon_h1_sizes,
     "gemma3_text": _both_sides,
     "gemma4_text": _gemma4_sizes,
     "laguna": _laguna_sizes,

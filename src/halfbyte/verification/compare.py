@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
+
 from ..checkpoints import Checkpoint, expert_names
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.ledger import ACTIVATION_SCALES, UNREADABLE
@@ -197,16 +199,20 @@ def _in_one_convention(a: Checkpoint, b: Checkpoint, arithmetic: str) -> tuple[C
         return a, b
     packed = any(info.quantized for info in other.infos())
     model = as_model(file, "", dense=not packed, arithmetic=arithmetic)
-    if isinstance(model, ModelView):
-        if {_module(key) for key in other} <= {_module(key) for key in model}:
-            return (model, other) if file is a else (other, model)
-        if not unsupported(model.architecture):  # names of other checkpoints of the model
-            return a, b
+    named = isinstance(model, ModelView) and {_module(key) for key in other} <= {_module(key) for key in model}
+    if isinstance(model, ModelView) and not unsupported(model.architecture):
+        # Other names are those of other checkpoints of the model.
+        return ((model, other) if file is a else (other, model)) if named else (a, b)
     try:
-        other = GGUFView(other, names_only=True)
+        view = GGUFView(other, names_only=True)
     except (UnsupportedError, CheckpointError):
         return (model, other) if file is a else (other, model)
-    return (file, other) if file is a else (other, file)
+    # A logarithm and a power are not each other's inverse to the last bit: values are compared in
+    # the form that one side was made into.
+    same = all(key in file and np.array_equal(np.asarray(file[key]), np.asarray(view[key])) for key in view.changed_keys())
+    if named and not same:
+        return (model, other) if file is a else (other, model)
+    return (file, view) if file is a else (view, file)
 
 
 def _module(key: str) -> str:
