@@ -82,9 +82,9 @@ first. `smallthinker`'s class is halfbyte's own, so transformers alone does not 
   of the same model, gives others. llama.cpp does not decompose Hangul as BERT's own tokenizer does.
 - A = −exp(A_log) of a recurrent layer is rounded once, as llama.cpp's converter does; A_log cannot
   be had back to the last bit.
-- The multipliers of `falcon-h1` are in the weights of a file, as llama.cpp's converter has them: each
-  product is rounded once, to float32. Biases beside them, or a shared table with two of them, are
-  refused by the multipliers' names.
+- The multipliers of `falcon-h1` are in the weights of a file, as llama.cpp's converter has them:
+  each product is rounded once, to float32. Biases beside them, or a shared table with two of them,
+  are refused by the multipliers' names.
 - A model whose configuration says what no key states (another activation, a scale, a pattern of
   layers, a bias, YaRN's `attention_factor`) is refused by the name of the field: every field of
   transformers' configuration is compared but those of training, of how it is computed, and names.
