@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -259,3 +260,30 @@ def test_multipliers_that_weights_do_not_have_are_refused(tmp_path, capsys, chan
     _, folder = multiplied(tmp_path, **changes)
     assert main(["convert", str(folder), str(tmp_path / "back.gguf"), "--to", "gguf"]) == 2
     assert re.search(r"_multipliers? is .*, a GGUF of falcon-h1 says 1|have no name in a GGUF", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("case", ["qwen35moe", "deepseek2", "kimi-linear"])
+def test_shards_of_bfloat16_become_the_file_of_one(tmp_path, case):
+    model, files = family_model(case).to(torch.bfloat16), []
+    for size in ("50KB", "5GB"):
+        source = write_family(tmp_path / "m.gguf", case, family_model(case))
+        folder = saved(tmp_path / size / "folder", case, model, source)
+        if size == "50KB":
+            (folder / "model.safetensors").unlink()
+            model.save_pretrained(folder, max_shard_size=size)
+            assert len(list(folder.glob("*.safetensors"))) > 2
+        files.append(tmp_path / size / "back.gguf")
+        assert main(["convert", str(folder), str(files[-1]), "--to", "gguf"]) == 0
+    with halfbyte.open(files[0]) as a, halfbyte.open(files[1]) as b:
+        assert set(a) == set(b)
+        for key in a:
+            np.testing.assert_array_equal(np.asarray(a[key], np.float32), np.asarray(b[key], np.float32), err_msg=key)
+        assert {a.info(key).dtype for key in a} == {"bfloat16", "float32"}
+
+
+@pytest.mark.parametrize(("case", "said"), [("phimoe", "rules for such names, which need torch"), ("qwen35moe", "")])
+def test_names_that_transformers_renames_need_its_rules(tmp_path, capsys, monkeypatch, case, said):
+    folder = saved(tmp_path / "folder", case, (model := family_model(case)), write_family(tmp_path / "m.gguf", case, model))
+    monkeypatch.setitem(sys.modules, "transformers.conversion_mapping", None)
+    assert main(["convert", str(folder), str(tmp_path / "back.gguf"), "--to", "gguf"]) == (2 if said else 0)
+    assert said in capsys.readouterr().err

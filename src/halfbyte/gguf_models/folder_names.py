@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -204,13 +205,23 @@ class FolderNames:
         if self.architecture.task == "encoder":
             yield name.partition(".")[2]
 
-    @cached_property
-    def _rules(self) -> list[Any]:
+    @property
+    def knows_rules(self) -> bool:
+        """Whether transformers' rules for the names of its checkpoints were read; they need torch."""
+        return bool(find_spec("torch")) and self._conversions() is not None
+
+    @staticmethod
+    def _conversions() -> Callable[[str], Any] | None:
         try:
             from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-        except ImportError:  # a version that has its rules elsewhere: names are those of its models
-            return []
-        return list(get_checkpoint_conversion_mapping(self.architecture.model_type) or ())
+        except ImportError:  # without torch, or a version that has its rules elsewhere
+            return None
+        return get_checkpoint_conversion_mapping  # type: ignore[no-any-return]
+
+    @cached_property
+    def _rules(self) -> list[Any]:
+        conversions = self._conversions()
+        return list(conversions(self.architecture.model_type) or ()) if conversions else []
 
     @property
     def _renamings(self) -> list[Any]:
