@@ -123,7 +123,7 @@ class GGUFView(View):
             raise UnsupportedError(
                 f"[convert] {self.source.path}: {', '.join(unknown[:4])}{' ...' if len(unknown) > 4 else ''} have no name in a "
                 f"GGUF of architecture {self.arch}"
-                f"{'' if self.names.knows_rules else '; transformers has rules for such names, which need torch: pip install torch'}"
+                f"{'' if self.names.knows_rules else '; transformers has rules for such names, which need torch'}"
             )
         for name, numbered in found.items():
             t = tensors[name]
