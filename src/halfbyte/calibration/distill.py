@@ -133,7 +133,8 @@ class Distillation:
     arguments   of each layer, besides hidden states
     norms       norms(layer, number) are the paths of the norms that are trained; only where layers
                 are kept in memory
-    compiled    layers and decoding run through torch.compile in training
+    compiled    layers run through torch.compile in training; decoding does not, for a compiler may
+                leave out the rounding of scales to the format's dtype
     """
 
     def __init__(
@@ -280,12 +281,11 @@ class Distillation:
             alike[w.format, w.shape[1]].append(at)
         stacks = [(TrainableStack([weights[at] for at in places]), places) for places in alike.values()]
         self._stacks += [stack for stack, _ in stacks]
-        decoders = [(torch.compile(stack.value, dynamic=False) if self._compiled else stack.value) for stack, _ in stacks]
 
         def decode() -> list[Tensor]:
             found: dict[int, Tensor] = {}
-            for value, (stack, places) in zip(decoders, stacks, strict=True):
-                found.update(zip(places, value().split(stack.rows), strict=True))
+            for stack, places in stacks:
+                found.update(zip(places, stack.value().split(stack.rows), strict=True))
             return [*(found[at] for at in range(len(weights))), *(norm.value() for norm in norms)]
 
         return decode
