@@ -12,8 +12,8 @@ import torch
 from halfbyte.cli import main
 from halfbyte.transformers import load_model
 from support.calibration_models import write_model, write_text
-from support.gguf_families import family_model, write_family
 from support.gguf_families import IDS as LLAMA_IDS
+from support.gguf_families import family_model, write_family
 from support.llama_cpp_logits import llama_cpp_logits
 
 IDS = list(range(3, 35))
