@@ -216,6 +216,21 @@ def needs_sums(w: CudaWeight) -> bool:
     return w.addend is not None or (w.format.element == "uint" and w.format.bits == 8)
 
 
+def around_zero(w: CudaWeight, mode: str) -> tuple[float, float]:
+    """What is added to a sum for each unit of x's sum, and what zero points are lessened by.
+
+    Bytes of UINT are multiplied less 128, which is added again. Of int8, unsigned codes with integer
+    zero points are summed as (c − h) − (z − h) with h half of the codes, as on the CPU, whose bits
+    the result has.
+    """
+    f = w.format
+    eight = f.element == "uint" and f.bits == 8
+    if mode != "int8" or f.element != "uint" or f.zero != "int":
+        return 128.0 if eight else 0.0, 0.0
+    half = float(1 << (f.bits - 1))
+    return 0.0 if eight else -half, half
+
+
 def unit_of(w: CudaWeight) -> float:
     """What the whole elements of a weight are multiples of."""
     f = w.format
@@ -276,6 +291,7 @@ def _portable(
         if again is not None:
             again(*first)
             return y
+        plus, less = around_zero(w, mode)
         config = RoundedTile(
             mode=MODES[mode],
             half=half,
@@ -285,6 +301,8 @@ def _portable(
             segment=s.segment,
             each=s.span // s.segment,
             unit=unit_of(w) if mode == "int8" else 1.0,
+            plus=plus,
+            less=less,
             stages=tile.stages,
         )
         grid = (triton.cdiv(n, tile.rows) * triton.cdiv(m, tile.tokens),)
@@ -388,6 +406,7 @@ def _product(
     words_map = TensorMap(words.reshape(tiles, f.bits * w.tiled, 32), (rows // 16, 2 * f.bits, 32))
     width = staged_words(w)
     scales_map = TensorMap(w.scales.view(torch.int16).reshape(tiles, -1), (max(rows // 16, 8), width)) if width else words_map
+    plus, less = around_zero(w, mode)
     config = Config(
         mode=MODES[mode],
         tokens=tile.tokens,
@@ -407,7 +426,8 @@ def _product(
         scale_words=width,
         scale_bfloat=w.scales.dtype == torch.bfloat16,
         unit=decoder.unit,
-        plus=128.0 if f.bits == 8 and f.element == "uint" else 0.0,
+        plus=plus,
+        less=less,
         decoder=decoder.code,
         registers=decoder.registers,
         global_op=GLOBAL_OPS[f.global_op],

@@ -46,6 +46,8 @@ class RoundedTile(NamedTuple):
     tokens, rows     of a tile
     segment, each    inputs of a segment; segments of a span
     unit             value of one step of the integer elements
+    plus, less       what is added to a sum for each unit of x's sum, and what zero points are
+                     lessened by (`launch.around_zero`)
     stages           steps whose loads are in flight
     """
 
@@ -57,6 +59,8 @@ class RoundedTile(NamedTuple):
     segment: int
     each: int
     unit: float
+    plus: float
+    less: float
     stages: int
 
     def constants(self) -> RoundedTile:
@@ -167,17 +171,17 @@ def rounded_kernel(Y, x, BIAS_VALUES, weight, m, n, sizes, G, divisor, format: t
             sum = segment_sum(Q, weight, t, r, at, m, n, padded, F, T)
             g = at // F.group
             scale, added = group_terms(weight, r, tl.minimum(g, G - 1), G, (r < n) & (g < G), F)
-            if (F.addend != NONE) or ((F.kind == UINT) and (F.bits == 8)):
+            if (F.addend != NONE) or (T.plus != 0.0):
                 x_sum = tl.load(x.sums + t * segments + s, mask=t < m, other=0)
-                if (F.kind == UINT) and (F.bits == 8):
-                    sum += 128.0 * x_sum[None, :]
+                if T.plus != 0.0:
+                    sum += T.plus * x_sum[None, :]
             scale = scale * T.unit
             if T.mode == INT8 and T.each == 1:
                 sum = sum * x_scale[None, :]
                 if F.addend != NONE:
                     x_sum = x_scale * x_sum
             if F.addend == ZERO:
-                sum = tl.math.fma(-added[:, None] + tl.zeros_like(sum), x_sum[None, :] + tl.zeros_like(sum), sum)
+                sum = tl.math.fma((T.less - added)[:, None] + tl.zeros_like(sum), x_sum[None, :] + tl.zeros_like(sum), sum)
             if T.mode == INT8 and T.each > 1:
                 part = tl.math.fma(sum, (scale * 0.0078125)[:, None] + tl.zeros_like(sum), part)
             else:

@@ -129,7 +129,8 @@ class Config(NamedTuple):
                       scales themselves
     scale_bfloat      scales of 16 bits are bfloat16
     unit              what the integers of the operand are multiples of
-    plus              what a byte was lessened by: 128 for UINT, else 0
+    plus, less        what is added to a sum for each unit of x's sum, and what zero points are
+                      lessened by (`launch.around_zero`)
     decoder, registers    assembly and its constraints
     global_op, divide, divisor    the tensor's factor
     has_bias, half    a bias is added; y is float16 (else bfloat16)
@@ -158,6 +159,7 @@ class Config(NamedTuple):
     scale_bfloat: bool
     unit: float
     plus: float
+    less: float
     decoder: str
     registers: str
     global_op: int
@@ -453,7 +455,7 @@ def add_segment(total, part, acc, row, column, C: gl.constexpr):
                 x_sum = x_sum * x_scale
         if C.addend == ZERO:
             x_sum = x_sum * (1.0 / C.unit)
-            z, _ = gl.broadcast(-gl.expand_dims(added, 1), sum)
+            z, _ = gl.broadcast(gl.expand_dims(C.less - added, 1), sum)
             y, _ = gl.broadcast(x_sum, sum)
             sum = gl.fma(z, y, sum)
         if C.spans:
