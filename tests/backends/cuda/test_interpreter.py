@@ -15,8 +15,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch")
 
 HERE = Path(__file__).parents[2] / "support"
-FEW = ("nvfp4", "affine4:g64", "q6_K", "uint3:g64")
-REST = ("mxfp4", "int4:g128", "q4_K", "uint2:g32", "mxfp8_e4m3", "nf4:g64", "int8:g32")
+FEW = ("nvfp4", "affine4:g64", "q6_K", "uint3:g64", "uint8:g64")
+REST = ("mxfp4", "int4:g128", "q4_K", "uint2:g32", "uint4:g32", "mxfp8_e4m3", "nf4:g64", "int8:g32")
 
 
 @pytest.mark.parametrize("formats", [FEW, pytest.param(REST, marks=pytest.mark.slow)], ids=["few", "rest"])
