@@ -219,9 +219,9 @@ def needs_sums(w: CudaWeight) -> bool:
 def around_zero(w: CudaWeight, mode: str) -> tuple[float, float]:
     """What is added to a sum for each unit of x's sum, and what zero points are lessened by.
 
-    Bytes of UINT are multiplied less 128, which is added again. Of int8, unsigned codes with integer
-    zero points are summed as (c − h) − (z − h) with h half of the codes, as on the CPU, whose bits
-    the result has.
+    Bytes of UINT are multiplied less 128, which is added again. Of int8, unsigned codes with
+    integer zero points are summed as (c − h) − (z − h) with h half of the codes, as on the CPU,
+    whose bits the result has.
     """
     f = w.format
     eight = f.element == "uint" and f.bits == 8
