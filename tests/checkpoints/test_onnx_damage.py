@@ -22,9 +22,10 @@ pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper
 
 import halfbyte as hb
+from halfbyte.checkpoints.onnx.graph import Tensor
 from halfbyte.conversion import convert_checkpoint
 from halfbyte.conversion.to_dense import dequantize_checkpoint
-from halfbyte.errors import HalfbyteError
+from halfbyte.errors import CheckpointError, HalfbyteError
 from halfbyte.verification.compare import verify
 from support.mutations import WIDER, holds, values
 from support.onnx_models import BITS, Graph
@@ -334,3 +335,13 @@ def test_load_model_says_what_an_onnx_model_is(tmp_path):
     pytest.importorskip("transformers")
     with pytest.raises(HalfbyteError, match="onnx"):
         hb.load_model(whole_model().save(tmp_path / "model.onnx"))
+
+
+@pytest.mark.parametrize(("dims", "read"), [((2,) * 8, True), ((1,) * 9, False)])
+def test_an_initializer_has_up_to_eight_axes(dims: tuple[int, ...], read: bool) -> None:
+    proto = helper.make_tensor("w", TensorProto.FLOAT, dims, np.zeros(int(np.prod(dims))))
+    if read:
+        assert Tensor(proto, "FLOAT", Path("model.onnx")).shape == dims
+        return
+    with pytest.raises(CheckpointError, match=r"initializer 'w' has dimensions \[1, .*\]; up to 8 of at least 0 are read"):
+        Tensor(proto, "FLOAT", Path("model.onnx"))

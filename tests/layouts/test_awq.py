@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from halfbyte.errors import LayoutError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
-from halfbyte.layouts.awq.gemm import AWQConfig, interleave, rows_of_words, words_of_rows
+from halfbyte.layouts.awq.gemm import AWQConfig, interleave, key_in, rows_of_words, words_of_rows
 from halfbyte.layouts.awq.gemv import zeros_width
 from halfbyte.numerics.bits import pack, unpack
 from halfbyte.tensor.qtensor import QTensor
@@ -367,3 +367,14 @@ def test_gemv_fast_names_the_zero_point_that_does_not_come_back() -> None:
     parts["scales"][2, 0] = 0
     with pytest.raises(LayoutError, match=r"zero point 3 at group \(2, 0\) under scale 0"):
         FAST.pack(QTensor(format_named("uint4", -1), (4, 64), parts), {})
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({}, "bits"), ({"bits": 4}, "bits"), ({"w_bit": 8}, "w_bit"), ({"bits": 4, "w_bit": 8}, "bits"),
+        ({"bits": None, "w_bit": 8}, "w_bit"),
+    ],
+)  # fmt: skip
+def test_a_parameter_is_under_autoawqs_key_where_transformers_own_says_nothing(config: dict, key: str) -> None:
+    assert key_in(config, "bits", "w_bit") == key

@@ -153,6 +153,7 @@ def test_marlin_codes_are_the_quantized_integers(name: str):
         want = codes.astype(np.float64) * np.repeat(scale.astype(np.float64), codes.shape[1] // scale.shape[1], 1)
         assert np.array_equal(q.dequantize("float64"), want)
     assert MARLIN.describe(headers(tensors), args_of(name)) == (q.format, q.shape)
+    assert MARLIN.config(q) == args_of(name)
     assert {s: t.tobytes() for s, t in MARLIN.pack(q, {}).items()} == {s: t.tobytes() for s, t in tensors.items()}
     assert {s: t.shape for s, t in MARLIN.pack(q, {}).items()} == {s: t.shape for s, t in tensors.items()}
 

@@ -111,3 +111,18 @@ def test_a_scale_a_row_may_have_an_axis_of_its_own(kind: str, shape: tuple[int, 
     assert np.array_equal(back.dequantize(), q.dequantize(), equal_nan=True)
     with pytest.raises(LayoutError, match=r"weight_scale has shape \[1, 12\]; wanted one scale or \[12\]"):
         QUARK.unpack({**tensors, "weight_scale": tensors["weight_scale"].reshape(1, 12)}, config)
+
+
+@pytest.mark.parametrize("n", [8, 12, 15])
+def test_zero_points_of_outputs_that_fill_no_word(n: int) -> None:
+    """The last word's unused nibbles are 0, or refused."""
+    q = random_tensor(format_named("uint4", -1), (n, 64), 5)
+    config = QUARK.config(q)
+    tensors = QUARK.pack(q, config)
+    assert QUARK.unpack(tensors, config) == q
+    other = tensors["weight_zero_point"].copy().reshape(-1)
+    if n % 8 == 0:
+        return
+    other.view(np.uint32)[-1] |= np.uint32(0xF0000000)
+    with pytest.raises(LayoutError, match=f"weight_zero_point has values beyond its {n} outputs; wanted 0 there"):
+        QUARK.unpack({**tensors, "weight_zero_point": other.reshape(tensors["weight_zero_point"].shape)}, config)

@@ -142,6 +142,12 @@ def test_a_scale_beyond_float16_is_refused(word, rule):
         encoded(x, word, rule)
 
 
+@pytest.mark.parametrize("shape", [(0, 64), (3, 0)])
+def test_nvfp4_of_nothing_and_of_zeros_has_the_factor_1(shape):
+    for x in (np.zeros(shape, np.float32), np.zeros((2, 64), np.float32)):
+        assert quantize(x, "nvfp4_ue4m3").parts["global_scale"] == 1
+
+
 def test_nvfp4_with_a_factor_reaches_any_magnitude_and_without_one_saturates():
     for factor in (1e-30, 1e30):
         x = weights((4, 256)) * np.float32(factor)
