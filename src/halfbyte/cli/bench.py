@@ -71,7 +71,8 @@ def bench(
         ),
     ] = "onnxruntime,torch,llama.cpp",
     activations: Annotated[
-        str, typer.Option(help="exact, int8, and fp8 on cuda; with commas between. On cuda exact alone by default.")
+        str,
+        typer.Option(help="exact, int8, int8_token on cpu, fp8 on cuda; with commas between. On cuda exact alone by default."),
     ] = "exact,int8",
     threads: Annotated[int, typer.Option(min=1, help="Threads of every contender.")] = 1,
     backend: Annotated[str, typer.Option(help="cpu or reference.")] = "cpu",
