@@ -16,6 +16,7 @@ import torch
 from halfbyte import format_named
 from halfbyte.backends import backend_named
 from halfbyte.errors import CheckpointError, ShapeError, UnsupportedError
+from halfbyte.numerics import activations as definition
 from halfbyte.tensor.qtensor import QTensor
 from halfbyte.vllm.source import stated_activations
 from support.gpu_weights import product_within, random_parts, stack
@@ -221,6 +222,19 @@ def test_inputs_are_rounded_where_the_checkpoint_says_so(groups, wanted):
     listed = {f"group_{i}": {"weights": INT8, "input_activations": found} for i, found in enumerate(groups)}
     assert stated_activations({"quant_method": "compressed-tensors", "config_groups": listed}) == wanted
     assert stated_activations({"quant_method": "gptq", "bits": 8}) == "exact"
+
+
+def test_inputs_of_whole_tokens_are_rounded_on_the_cpu_and_by_groups_on_a_gpu(plugin, device):
+    source, dtype = Packed(down_proj=weight("int8:channel", HIDDEN, FEED)), dtype_of(device)
+    how, layer = plugin.linear.HalfbyteLinearMethod(["down_proj"], "int8_token"), layer_of(plugin.RowParallelLinear)
+    how.create_weights(layer, FEED, [HIDDEN], FEED, HIDDEN, dtype)
+    layer.output_size = HIDDEN
+    how.fill(layer, source, device)
+    mode = "int8_token" if device == "cpu" else "int8"
+    assert layer.halfbyte.activations == mode
+    x, w = activations(device, FEED, dtype), source.weights["down_proj"]
+    rounded = definition.rounded(x.float().cpu().numpy(), w.format, mode)
+    agrees(how.apply(layer, x), torch.from_numpy(rounded).to(device), w.dequantize("float64"))
 
 
 def moe_layer(plugin, ranks, rank, experts, size, bias=False):
