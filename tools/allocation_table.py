@@ -176,7 +176,7 @@ class Table:
         nbytes = 0
         for key, codec in codecs.items():
             q = self._weight(key, codec)
-            nbytes += q.nbytes
+            nbytes += q.size // GGML_BY_CODEC[codec].block * GGML_BY_CODEC[codec].nbytes  # a file's, not its parts in memory
             self._put(key, q.dequantize("float32"))
         kl, losses = [], []
         for window, dense in zip(self.windows, self.logits, strict=True):
