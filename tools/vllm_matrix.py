@@ -265,8 +265,17 @@ def short(error: str) -> str:
     """An engine's first sentence, without pydantic's frame, folders, lists and names of classes."""
     words = re.sub(r"^\w+: \d+ validation error.*?Value error, ", "", " ".join(error.split()))
     words = re.sub(r"^\w+(Error|Exception): ", "", words).replace("|", "/")
-    words = re.sub(r"'/\S*/([^/']+)'", r"`\1`", words)
-    for ending in (r" \[type=", r" For further", r"\. ", r"\.$", r" Reasons:", r" in \w+(Model|ForCausalLM)\b", r" via "):
+    words = re.sub(r"'/\S*/([^/']+)'", r"`\1`", re.sub(r"^\[\w+\] /\S+: ", "", words))
+    for ending in (
+        r" \[type=",
+        r", which ",
+        r" For further",
+        r"\. ",
+        r"\.$",
+        r" Reasons:",
+        r" in \w+(Model|ForCausalLM)\b",
+        r" via ",
+    ):
         words = re.split(ending, words)[0]
     return re.sub(r"'([^']+)'", r"`\1`", words)
 

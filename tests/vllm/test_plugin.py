@@ -144,8 +144,10 @@ def test_a_tied_head_shares_a_packed_table(tmp_path, shape, kind):
     check(tmp_path, dense, quantization="halfbyte")
 
 
-def test_a_tied_llama_in_gguf(tmp_path):
-    dense = served_models.write_gguf_file(tmp_path, "llama-tied-bias")
+@pytest.mark.parametrize("case", ["llama-tied-bias", "mixtral"])
+def test_a_gguf_of_other_shapes(tmp_path, case):
+    """A tied Llama; a Mixtral, whose module of experts has another name in vLLM."""
+    dense = served_models.write_gguf_file(tmp_path, case)
     check(path_of(tmp_path, "gguf"), dense, config_format="halfbyte")
 
 

@@ -934,7 +934,7 @@ RULES: tuple[Rule, ...] = (
          since=(5,), to="halfbyte"),
     Rule("transformers", ("compressed-tensors",), WRONG,
          "transformers 5 passes over a packed stack of experts, which stay random", OBSERVED, _stacked_experts, since=(5,)),
-    Rule("transformers", ("compressed-tensors",), WRONG,
+    Rule("transformers", ("compressed-tensors", "auto-round"), WRONG,
          "transformers 5 holds gpt-oss's experts as one stack, and passes over packed ones: they stay random", OBSERVED,
          lambda f: _single_expert(f) and _gpt_oss(f), since=(5,), to="halfbyte"),
     Rule("transformers", ("compressed-tensors",), WRONG,

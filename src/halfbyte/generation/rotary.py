@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..gguf_models.rotation import YARN_BORDERS
+from ..gguf_models.keys import YARN_BORDERS
 from ..gguf_models.rotation import divisors as llama3_divisors
 
 F32 = NDArray[np.float32]

@@ -52,7 +52,7 @@ from .classic import CLASSIC, FALCON_40B
 from .cycles import CYCLES, cycles_of, hrm_text
 from .encoders import ENCODERS, T5_PLAIN, T5_PLAIN_ENCODER
 from .gemma import GEMMA
-from .keys import Keys
+from .keys import YARN_BORDERS, Keys
 from .latent import DEEPSEEK_V2, LATENT, SIGMOID, SOFTMAX
 from .mixtures import COHERE2_MOE_RMS, GRANITE_MOE_SWA, MIXTURES
 from .recurrent import FALCON_MAMBA, GRANITE_SCALES, RECURRENT, granite_attention
@@ -79,14 +79,16 @@ def _qwen3_moe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gpt_oss(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    """Local and global layers alternate; the rotation's ramp is not rounded to whole indices."""
+    """Local and global layers alternate; the rotation's ramp is not rounded to whole indices, and
+    its borders are written out, as published ones have them.
+    """
     kinds = ("sliding_attention", "full_attention")
     rope = config["rope_parameters"]
     return {
         "layer_types": [kinds[i % 2] for i in range(config["num_hidden_layers"])],
         "sliding_window": keys.size("attention.sliding_window"),
         "intermediate_size": keys.size("expert_feed_forward_length", config["intermediate_size"]),
-        "rope_parameters": rope | ({"truncate": False} if rope["rope_type"] == "yarn" else {}),
+        "rope_parameters": YARN_BORDERS | rope | {"truncate": False} if rope["rope_type"] == "yarn" else rope,
         **expert_counts(keys, "num_local_experts"),
     }
 

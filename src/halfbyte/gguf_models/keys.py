@@ -23,6 +23,10 @@ class MissingError(CheckpointError):
         self.subject, self.name = subject, name
 
 
+YARN_BORDERS = {"beta_fast": 32.0, "beta_slow": 1.0}
+"""Turns within the original context at which YaRN's ramp begins and ends where nothing is stated."""
+
+
 class Keys:
     """The key-values of one architecture, typed; errors name file and key."""
 

@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..errors import UnsupportedError
 from ..tensor.qtensor import QTensor
+from .keys import YARN_BORDERS
 from .names import LONG_ROTATION, ROTATION_FACTORS
 
 LOW, HIGH = 1.0, 4.0
 """The borders of every published model."""
-YARN_BORDERS = {"beta_fast": 32.0, "beta_slow": 1.0}
-"""Turns within the original context at which YaRN's ramp begins and ends where nothing is stated."""
 
 
 def divisors(rope: Mapping[str, Any], head_dim: int) -> NDArray[np.float32]:

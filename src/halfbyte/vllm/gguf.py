@@ -24,7 +24,6 @@ from transformers import AutoConfig
 from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..errors import UnsupportedError
-from ..gguf_models.rotation import YARN_BORDERS
 from ..gguf_models.tokenizer import end_of_turn_ids, tokenizer_of
 from .source import model_view
 
@@ -56,9 +55,6 @@ class GGUFConfigParser(ConfigParserBase):  # type: ignore[misc] # vLLM is not ty
         """
         with open_gguf(model) as checkpoint:
             settings = {**model_view(checkpoint).config, "quantization_config": {"quant_method": NAME}}
-            for name in ("rope_parameters", "rope_scaling"):
-                if (settings.get(name) or {}).get("rope_type") == "yarn":
-                    settings[name] = YARN_BORDERS | settings[name]  # vLLM's gpt-oss wants both written out
             if ends := end_of_turn_ids(checkpoint.metadata):
                 settings["eos_token_id"] = ends
         return settings, AutoConfig.for_model(**settings)
