@@ -72,6 +72,8 @@ INTEGER_BUFFERS = (
 """Last segments of integer tensors that are indices of the model's own (`tid2eid`: the experts of a
 token; the last three make a row of a table of several tokens); only of 32- or 64-bit integers.
 """
+OWN_PARAMETERS = ("logit_scale",)
+"""Last segments of parameters of a model's own beside a matrix: Dory's head multiplies each logit."""
 CODE_DTYPES = frozenset({
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu",
     "float8_e4m3fnuz", "float8_e5m2fnuz",
@@ -208,7 +210,7 @@ def _matrix_beside(name: str, path: str, last: str, tensors: Mapping[str, Sequen
     """The matrix that a tensor belongs to: it lies beside or below the `weight` of a module and is
     no bias, or its name is that of a scale; "" for none.
     """
-    parts = [] if last in INTEGER_BUFFERS else name.split(".")
+    parts = [] if last in (*INTEGER_BUFFERS, *OWN_PARAMETERS) else name.split(".")
     for i in range(len(parts) - 1, 0, -1):
         weight = ".".join([*parts[:i], "weight"])
         if weight != name and len(tensors.get(weight, ())) >= 2 and not (parts[i:] == parts[-1:] and parts[-1].endswith("bias")):
