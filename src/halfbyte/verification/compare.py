@@ -209,8 +209,9 @@ def _in_one_convention(a: Checkpoint, b: Checkpoint, arithmetic: str) -> tuple[C
         return (model, other) if file is a else (other, model)
     # A logarithm and a power are not each other's inverse to the last bit: values are compared in
     # the form that one side was made into.
-    same = all(key in file and np.array_equal(np.asarray(file[key]), np.asarray(view[key])) for key in view.changed_keys())
-    if named and not same:
+    changed = view.changed_keys()
+    same = all(key in file and np.array_equal(np.asarray(file[key]), np.asarray(view[key])) for key in changed)
+    if named and not (changed and same):
         return (model, other) if file is a else (other, model)
     return (file, view) if file is a else (view, file)
 
