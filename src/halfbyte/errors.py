@@ -44,3 +44,8 @@ class MemoryLimitError(HalfbyteError, MemoryError):
 def plural(n: int, word: str) -> str:
     """1 tensor, 1,234 tensors."""
     return f"{n:,} {word}{'' if n == 1 else 's'}"
+
+
+def summary_of(error: BaseException) -> str:
+    """The kind of an error and what it says, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -147,6 +147,16 @@ def test_5_to_7_bits_are_the_same_words_under_every_label(bits: int) -> None:
         assert GPTQ.unpack(planar, {**config, "bits": bits, "group_size": 32}) == q
 
 
+@pytest.mark.parametrize("n", [2, 33, 48])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_codes_of_one_plane_are_the_ordinary_words(bits: int, n: int) -> None:
+    """So they need no whole 32s in a checkpoint that is `gptq_p` for another weight."""
+    q = integer_tensor(bits, (n, 64), 32, zeros=(0, (1 << bits) - 1))
+    planar = GPTQ.pack(q, PLANAR)
+    assert same_tensors(planar, GPTQ.pack(q, V2))
+    assert GPTQ.unpack(planar, {**PLANAR, "bits": bits, "group_size": 32}) == q
+
+
 @pytest.mark.parametrize("writer", ["v1", "v1 gptqmodel"])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_case_02_writing_v1_with_a_zero_point_of_0_is_refused(bits: int, writer: str) -> None:

@@ -1106,7 +1106,7 @@ def rotation_tensors(arch: str, config: Any) -> dict[str, np.ndarray]:
     return {}
 
 
-def write_family(path: Path, arch: str, model: Any) -> Path:
+def family_file(arch: str, model: Any) -> GGUF:
     """The model as a float32 file."""
     case = arch
     config, a = model.config, architecture(arch)
@@ -1164,5 +1164,10 @@ def write_family(path: Path, arch: str, model: Any) -> Path:
         Tensor(k, tuple(reversed(v.shape)), I32 if v.dtype == np.int32 else F32, np.ascontiguousarray(v).tobytes())
         for k, v in tensors.items()
     ]
-    path.write_bytes(GGUF(pairs=pairs, tensors=entries).bytes())
+    return GGUF(pairs=pairs, tensors=entries)
+
+
+def write_family(path: Path, arch: str, model: Any) -> Path:
+    """`family_file` at a path."""
+    path.write_bytes(family_file(arch, model).bytes())
     return path

@@ -14,7 +14,7 @@ from typing import Any
 from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.io.bounded_json import check_plain_files, check_token_ids, read_json
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError, UnsupportedError, summary_of
 
 NEEDED = "text needs the tokenizers library; pip install 'halfbyte[generate]'"
 TURN_ENDS = ("<end_of_turn>", "<|eot_id|>", "<|im_end|>")
@@ -151,8 +151,3 @@ def tokenizer_of_folder(checkpoint: Checkpoint) -> Any:
             f"[load_model] {folder}: tokenizer_config.json has model_max_length {longest!r:.80}; a number is allowed"
         )
     return tokenizer
-
-
-def summary_of(error: BaseException) -> str:
-    """The kind of an error and what it says, on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

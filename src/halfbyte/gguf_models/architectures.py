@@ -228,11 +228,7 @@ def _bailing2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     """Ling 2: GLM 4.5's layers with experts in groups."""
     if keys.get("expert_gating_func", "integer", 0) != SIGMOID:
         raise keys.refuse("that scores experts by another function than a sigmoid")
-    groups = keys.get("expert_group_count", "integer", 0) or 1
-    return _deepseek_routing(keys, config) | {
-        "n_group": groups,
-        "topk_group": keys.get("expert_group_used_count", "integer", 0) or groups,
-    }
+    return _deepseek_routing(keys, config) | keys.expert_groups()
 
 
 def _phimoe(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:

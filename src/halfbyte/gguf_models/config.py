@@ -15,7 +15,7 @@ from typing import Any
 
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf.runnable import refusal
-from ..errors import UnsupportedError, plural
+from ..errors import CheckpointError, UnsupportedError, plural, summary_of
 from ..tensor.qtensor import QTensor
 from .architecture import Architecture, Field
 from .architectures import ARCHITECTURES, architecture_named
@@ -27,13 +27,18 @@ def config_of(checkpoint: GGUFCheckpoint) -> Any:
     """The transformers configuration of a GGUF file.
 
     Raises UnsupportedError, listing what is read, for another architecture or variant;
-    CheckpointError for keys that are missing, mistyped or do not fit the tensors.
+    CheckpointError for keys that are missing, mistyped or do not fit the tensors, or values that
+    transformers refuses.
     """
     from transformers import AutoConfig
 
     settings = settings_of(checkpoint)
-    register(settings["model_type"])
-    return AutoConfig.for_model(settings.pop("model_type"), **settings)
+    kind = settings.pop("model_type")
+    register(kind)
+    try:
+        return AutoConfig.for_model(kind, **settings)
+    except Exception as error:  # its checks raise errors of many kinds
+        raise CheckpointError(f"[load_model] {checkpoint.path}: its header describes no {kind}: {summary_of(error)}") from error
 
 
 def register(model_type: str) -> None:
@@ -68,7 +73,7 @@ def settings_of(checkpoint: GGUFCheckpoint) -> dict[str, Any]:
         raise keys.refuse("with experts" if not architecture.experts else "without experts")
     config["rope_parameters"] = _rope(keys)
     if architecture.partial:
-        rotated = keys.size("rope.dimension_count", config["head_dim"])
+        rotated = keys.rotated("rope.dimension_count", config["head_dim"])
         config["rope_parameters"]["partial_rotary_factor"] = rotated / config["head_dim"]
         config["partial_rotary_factor"] = rotated / config["head_dim"]
     config["vocab_size"] = _check_sizes(keys, config, architecture.repeated)

@@ -113,12 +113,15 @@ class FolderNames:
     """The names of one model.
 
     settings  transformers' configuration of the text model
+    where     the folder, for messages
     keyed     (key of the file -> layer -> key of the folder) of parameters that a file has as
               key-values, filled by `places`
     """
 
-    def __init__(self, architecture: Architecture, arch: str, settings: Any, heads: int, head_dim: int) -> None:
-        self.architecture, self.arch, self.settings = architecture, arch, settings
+    def __init__(
+        self, architecture: Architecture, arch: str, settings: Any, heads: int, head_dim: int, where: object = ""
+    ) -> None:
+        self.architecture, self.arch, self.settings, self._where = architecture, arch, settings, where
         self.heads, self.head_dim = heads, head_dim
         self.keyed: dict[Keyed, dict[int, str]] = defaultdict(dict)
         self._stems: dict[str, list[str]] = defaultdict(list)
@@ -340,9 +343,7 @@ class FolderNames:
 
     def order(self, stem: str, rows: int) -> NDArray[np.int64] | None:
         """Rows of the file in transformers' order, None where both are the same."""
-        if stem in self.architecture.orders:
-            return self.architecture.orders[stem](self.settings, rows)
-        return row_order(self.architecture, stem, rows, self.heads, self.head_dim)
+        return row_order(self.architecture, self.settings, stem, rows, self.heads, self.head_dim, self._where)
 
     def _inverse(self, stem: str) -> Rows:
         def rows(n: int) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError, UnsupportedError, plural
 
 MOST_LAYERS = 512
 """As in llama.cpp; it bounds what a number in a header makes this program allocate."""
@@ -62,6 +62,25 @@ class Keys:
         if value < 1:
             raise self.error(f"key '{self.arch}.{key}' is {value}; 1 or more is allowed")
         return value
+
+    def rotated(self, key: str, head: int, default: int | None = None) -> int:
+        """How many channels of a head rotate, which are pairs; all where the file states none."""
+        value = self.size(key, head if default is None else default)
+        if value > head or value % 2:
+            raise self.error(f"key '{self.arch}.{key}' is {value}; an even number up to {head}, a head's length, is allowed")
+        return value
+
+    def expert_groups(self) -> dict[str, int]:
+        """In how many groups the experts are, and how many of these a token chooses from."""
+        groups = self.get("expert_group_count", "integer", 0) or 1
+        used = self.get("expert_group_used_count", "integer", 0) or groups
+        experts = self.size("expert_count")
+        if experts % groups or not 0 < used <= groups or (groups > 1 and experts < 2 * groups):
+            raise self.error(
+                f"{plural(experts, 'expert')} in {groups} groups, {used} of them used; equal groups of 2 experts or more, at "
+                "least one of them used, are allowed"
+            )
+        return {"n_group": groups, "topk_group": used}
 
     def sizes(self, key: str, layers: int, default: int | None = None) -> list[int]:
         """A count for each layer, 0 where a layer has none: an array, or one number for all."""

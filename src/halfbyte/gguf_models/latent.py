@@ -89,22 +89,20 @@ def _mscale(keys: Keys, rope: dict[str, Any]) -> dict[str, Any]:
 def _deepseek2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     if keys.arch == "deepseek2" and keys.get("attention.temperature_scale", "float", 0.0) and _scores(keys) == SIGMOID:
         raise keys.refuse("whose queries grow with their position and whose experts are scored by a sigmoid")
-    groups = keys.size("expert_group_count", 1)
-    used = keys.size("expert_group_used_count", groups)
     dense = int(keys.get("leading_dense_block_count", "integer", 0))
     if not keys.get("expert_count", "integer", 0):
         return latent_sizes(keys, config) | {"first_k_dense_replace": config["num_hidden_layers"]}
+    groups = keys.expert_groups()
     return {
         **latent_sizes(keys, config),
         **expert_counts(keys, "n_routed_experts"),
+        **groups,
         "moe_intermediate_size": keys.size("expert_feed_forward_length"),
         "n_shared_experts": keys.size("expert_shared_count", 1),
         "first_k_dense_replace": dense,
         "routed_scaling_factor": keys.positive("expert_weights_scale", 1.0),
         "norm_topk_prob": keys.get("expert_weights_norm", "bool", False),
-        "n_group": groups,
-        "topk_group": used,
-        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+        "topk_method": "group_limited_greedy" if groups["n_group"] > 1 else "greedy",
         "num_nextn_predict_layers": 0,
     }
 

@@ -224,7 +224,7 @@ def _laguna(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         "rope_parameters": {
             "full_attention": rope | {"partial_rotary_factor": rotated / size},
             "sliding_attention": local | {
-                "partial_rotary_factor": keys.size("rope.dimension_count_swa", rotated) / size,
+                "partial_rotary_factor": keys.rotated("rope.dimension_count_swa", size, rotated) / size,
             },
         },
     }  # fmt: skip
@@ -242,7 +242,7 @@ def _mimo2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     whole = min(n if not flag else n // 2 for n, flag in zip(kv, local, strict=True))
     if not whole or kv != [2 * whole if flag else whole for flag in local]:
         raise keys.refuse(f"whose layers have {kv} heads for keys; transformers takes twice as many in local layers")
-    rope = config["rope_parameters"] | {"partial_rotary_factor": keys.size("rope.dimension_count", size) / size}
+    rope = config["rope_parameters"] | {"partial_rotary_factor": keys.rotated("rope.dimension_count", size) / size}
     base = keys.positive("rope.freq_base_swa", rope["rope_theta"])
     scale = keys.get("attention.value_scale", "float", 0.0)
     return {

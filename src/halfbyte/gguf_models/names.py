@@ -11,11 +11,14 @@ are read from GGUF to transformers, in `to_gguf.py` from transformers to GGUF.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import CheckpointError, plural
 from .architecture import PARAMETER, PART, Architecture
 from .architectures import ARCHITECTURES
 
@@ -63,12 +66,44 @@ def stem_of(name: str) -> str:
     return match[2].removesuffix(".weight").removesuffix(".bias") if match else ""
 
 
-def row_order(architecture: Architecture, stem: str, rows: int, heads: int, head_dim: int) -> NDArray[np.int64] | None:
-    """Rows of the file in transformers' order, None where both are the same.
+def row_order(
+    architecture: Architecture, settings: Any, stem: str, rows: int, heads: int, head_dim: int, where: object
+) -> NDArray[np.int64] | None:
+    """Rows of a stem's tensor in the file, in transformers' order; None where both are the same.
 
+    stem   or the path, in its layer, of a parameter that several tensors make
+    heads, head_dim   of rows that are no order of the architecture's own
     Rotated pairs: head h, half j, pair i lies at head h, pair i, half j. Fused heads: head h of
-    projection j lies at j, h.
+    projection j lies at j, h. CheckpointError, naming the file `where`, for rows that the sizes in
+    `settings` do not order.
     """
+    own = architecture.orders.get(stem)
+    order = partial(_head_order, architecture, stem, rows, heads, head_dim) if own is None else partial(own, settings, rows)
+    return _fitting(order, rows, f"{where}: {stem} has {plural(rows, 'row')}")
+
+
+def input_order(architecture: Architecture, settings: Any, stem: str, width: int, where: object) -> NDArray[np.int64] | None:
+    """The same of a matrix's inputs."""
+    if (order := architecture.columns.get(stem)) is None:
+        return None
+    return _fitting(partial(order, settings, width), width, f"{where}: {stem} has {plural(width, 'input')}")
+
+
+def _fitting(order: Callable[[], NDArray[np.int64] | None], count: int, what: str) -> NDArray[np.int64] | None:
+    """An order that has each of `count` indices once, None for the one that changes nothing."""
+    try:
+        index = order()
+    except (IndexError, ValueError, ZeroDivisionError):  # of sizes that do not divide, or reach past the end
+        index = np.empty(0, np.int64)
+    if index is None or np.array_equal(index, np.arange(count)):
+        return None
+    if not np.array_equal(np.sort(index), np.arange(count)):
+        raise CheckpointError(f"[gguf] {what}; heads and widths of the configuration put another number in order")
+    return index
+
+
+def _head_order(architecture: Architecture, stem: str, rows: int, heads: int, head_dim: int) -> NDArray[np.int64] | None:
+    """`row_order` of fused heads and of rotated pairs."""
     if architecture.fused_heads and stem == "attn_qkv":
         return np.arange(rows).reshape(3, heads, -1).swapaxes(0, 1).reshape(-1)
     if not architecture.interleaved or stem not in ("attn_q", "attn_k"):

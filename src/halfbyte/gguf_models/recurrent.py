@@ -366,12 +366,10 @@ def _bailing3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     width = out["moe_intermediate_size"] * out["n_shared_experts"]
     if (whole := keys.size("expert_shared_feed_forward_length", width)) != width:
         raise keys.refuse(f"whose shared experts are {whole} wide; transformers takes {width}, the width of the others")
-    groups = keys.get("expert_group_count", "integer", 0) or 1
     kernel = out.pop("linear_conv_kernel_dim")
     return out | {
         "norm_topk_prob": keys.get("expert_weights_norm", "bool", False),
-        "n_group": groups,
-        "topk_group": keys.get("expert_group_used_count", "integer", 0) or groups,
+        **keys.expert_groups(),
         "head_dim": out.pop("linear_head_dim"),
         "short_conv_kernel_size": kernel,
         "kda_safe_gate": True,

@@ -58,7 +58,7 @@ def _deepseek4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         raise keys.refuse(f"that compresses {unknown} tokens into one; {', '.join(map(str, COMPRESSED))} are read")
     hashed = int(keys.get("hash_layer_count", "integer", 0))
     rope, size = config["rope_parameters"], config["head_dim"]
-    partial = {"partial_rotary_factor": keys.size("rope.dimension_count", size) / size}
+    partial = {"partial_rotary_factor": keys.rotated("rope.dimension_count", size) / size}
     scaled = rope | partial | {"rope_theta": keys.positive("attention.compress_rope_freq_base")}
     if rope["rope_type"] == "yarn":
         scaled["attention_factor"] = 1.0

@@ -33,7 +33,7 @@ from .architecture import Architecture, Change, Field
 from .architectures import ARCHITECTURES
 from .config import register, settings_of
 from .folder_names import FolderNames, Piece
-from .names import INPUTS_FIRST, ONE_ROW
+from .names import INPUTS_FIRST, ONE_ROW, input_order
 from .pairs import Header, metadata_of, pair
 from .rotation import attention_factor, stored_factors, with_defaults
 from .stated import CONSTANT, DERIVED, KEYED, SHARED_WIDTHS, STATED, Keyed, nothing
@@ -87,7 +87,7 @@ class GGUFView(View):
         self.head_dim = int(
             getattr(self.settings, "head_dim", None) or (self.settings.hidden_size // self.heads if self.heads else 0)
         )
-        self.names = FolderNames(self.architecture, self.arch, self.settings, self.heads, self.head_dim)
+        self.names = FolderNames(self.architecture, self.arch, self.settings, self.heads, self.head_dim, self.source.path)
         self.notes: list[str] = []
         self.left_out: dict[str, str] = {}
         self._tensors: dict[str, _Tensor] = {}
@@ -156,10 +156,8 @@ class GGUFView(View):
             return "has other values"
         if any(p.transposed for p in t.pieces):
             return "is transposed"
-        columns = self.architecture.columns.get(t.stem)
-        width = self.source.info(t.pieces[0].key).shape[-1]
-        order = None if columns is None else columns(self.settings, width)
-        return "" if order is None or (order == np.arange(width)).all() else "has its inputs in another order"
+        order = self._input_order(t, self.source.info(t.pieces[0].key).shape[-1])
+        return "" if order is None else "has its inputs in another order"
 
     def _rotated_length(self) -> int:
         """Channels of a head that rotate by the global layers' frequencies."""
@@ -328,13 +326,15 @@ class GGUFView(View):
             array = change.write(self.settings, array.astype(np.float32))
         if t.plus_one:
             array = array.astype(np.float32) + np.float32(1)
-        columns = self.architecture.columns.get(t.stem)
-        if columns is not None and (inputs := columns(self.settings, array.shape[-1])) is not None:
+        if (inputs := self._input_order(t, array.shape[-1])) is not None:
             array = array[..., np.argsort(inputs)]
         order = self._order(t, array.shape[0])
         array = array if order is None else array[order]
         dtype = self._dtype(t, array.shape, array.dtype.name)
         return np.ascontiguousarray(array if dtype == array.dtype.name else array.astype(dtype))
+
+    def _input_order(self, t: _Tensor, width: int) -> NDArray[np.int64] | None:
+        return input_order(self.architecture, self.settings, t.stem, width, self.source.path)
 
     def _order(self, t: _Tensor, rows: int) -> NDArray[np.int64] | None:
         if t.stem in self.architecture.splits:  # each piece is in order

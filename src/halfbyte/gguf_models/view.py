@@ -40,6 +40,7 @@ from .names import (
     ONE_ROW,
     ROTATION_FACTORS,
     class_name,
+    input_order,
     row_order,
     slot,
     stem_of,
@@ -201,7 +202,11 @@ class ModelView(View):
         match = LAYER.match(name)
         layer = int(match[1]) if match else -1
         count = self.source.metadata[f"{self.source.metadata['general.architecture']}.block_count"]
-        if match and self.settings.num_hidden_layers <= layer < count:
+        if layer >= count:
+            raise CheckpointError(
+                f"[gguf] {self.source.path}: there is a tensor {name}; the header states {plural(count, 'layer')}"
+            )
+        if match and self.settings.num_hidden_layers <= layer:
             return "layers that predict further tokens"
         stem = match[2] if match else name
         return "what its layers do not use" if self.architecture.absent(self.settings, layer, _stem(stem)) else ""
@@ -222,9 +227,7 @@ class ModelView(View):
 
     def _columns(self, stem: str, width: int) -> NDArray[np.int64] | None:
         """Inputs of the file in transformers' order, None where both are the same."""
-        columns = self.architecture.columns.get(stem)
-        order = None if columns is None else columns(self.settings, width)
-        return None if order is None or (order == np.arange(width)).all() else order
+        return input_order(self.architecture, self.settings, stem, width, self.source.path)
 
     def _add_split(self, key: str, name: str, stem: str) -> bool:
         """Parameters that are rows of one tensor."""
@@ -426,9 +429,7 @@ class ModelView(View):
 
     def _order(self, stem: str, rows: int) -> NDArray[np.int64] | None:
         """Rows of the file in transformers' order, None where both are the same."""
-        if stem in self.architecture.orders:
-            return self.architecture.orders[stem](self.settings, rows)
-        return row_order(self.architecture, stem, rows, self.heads, self.head_dim)
+        return row_order(self.architecture, self.settings, stem, rows, self.heads, self.head_dim, self.source.path)
 
     def _values(self, t: _Tensor, weight: QTensor | NDArray[Any]) -> QTensor | NDArray[Any]:
         """A weight of the file, decoded where the view has it dense."""
@@ -465,7 +466,7 @@ class ModelView(View):
         """A parameter of several tensors: their rows one after another in the model's order, or
         what `Architecture.joins` makes of their values.
         """
-        order_of, dtype = self.architecture.orders.get(t.joined), self.info(key).dtype
+        dtype = self.info(key).dtype
         read: list[QTensor | NDArray[Any]] = []
         for k in t.keys:
             weight = self._values(t, self.source[k])
@@ -479,13 +480,13 @@ class ModelView(View):
             if why := incompatibility(packed):
                 raise UnsupportedError(f"[gguf] {self.source.path}: {', '.join(t.keys)} cannot be {key}: {why}")
             whole = concat_rows(packed)
-            order = None if order_of is None else order_of(self.settings, whole.shape[0])
+            order = self._order(t.joined, whole.shape[0])
             return whole if order is None else take_rows(whole, order)
         arrays = [np.asarray(r).astype(dtype_named(dtype), copy=False) for r in read]
         if t.joined in self.architecture.joins:
             return np.ascontiguousarray(self.architecture.joins[t.joined].read(self.settings, arrays))
         array = np.concatenate(arrays)
-        order = None if order_of is None else order_of(self.settings, len(array))
+        order = self._order(t.joined, len(array))
         return array if order is None else array[order]
 
     def _stack(self, t: _Tensor) -> NDArray[Any]:
@@ -517,7 +518,7 @@ class ModelView(View):
             key = module if module in self else f"{module}.weight"
             t = self._tensors[key]
             name = t.keys[0].removesuffix(".weight")
-            order = row_order(self.architecture, t.stem, x.shape[0], self.heads, self.head_dim)
+            order = self._order(t.stem, x.shape[0])
             if order is None:
                 return rounder(name, x, fmt)
             return take_rows(rounder(name, x[np.argsort(order)], fmt), order)

@@ -118,6 +118,7 @@ def variant(config: Config, bits: int) -> Variant:
             f"[gptq] checkpoint_format {word!r}; read: {', '.join(FORMATS)}. Convert it with the tool that wrote it"
         )
     version, planar = FORMATS["gptq_p" if bits in PLANAR_ONLY else word]
+    planar = planar and len(PLANES[bits]) > 1  # one plane is the ordinary stream
     meta = config.get("meta")
     quantizer = meta.get("quantizer") if isinstance(meta, Mapping) else None
     writer = "gptqmodel" if "gptqmodel" in str(quantizer).lower() else "autogptq"
@@ -283,7 +284,7 @@ class GPTQ(Layout):
 
     @staticmethod
     def _words(count: int, bits: int, planar: bool, name: str) -> int:
-        if planar and len(PLANES[bits]) > 1 and count % 32:
+        if planar and count % 32:
             raise LayoutError(f"[gptq] {name}: {count} codes of {bits} bits in planes; planar words hold whole 32s")
         return word_count(count, bits)
 
@@ -350,7 +351,7 @@ class GPTQ(Layout):
         check_requested(self.name, q, config, {"bits": fmt.bits, "group_size": fmt.group_size})
         own = self.own_details(q)
         how = variant({**config, "pack_dtype": own.get("pack_dtype", config.get("pack_dtype"))}, fmt.bits)
-        if how.planar and len(PLANES[fmt.bits]) > 1 and (k % 32 or n % 32):
+        if how.planar and (k % 32 or n % 32):
             raise cannot_hold(self.name, q, "planar words hold whole 32s of inputs and of outputs")
         if how.planar:
             down = planes_of_codes(stream.unpack(q.parts["codes"], fmt.bits, k), fmt.bits)

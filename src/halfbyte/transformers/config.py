@@ -17,8 +17,8 @@ from ..checkpoints import Checkpoint
 from ..checkpoints.config_numbers import impossible_number
 from ..checkpoints.io.bounded_json import check_plain_files, decoded_floats
 from ..conversion.to_dense import QUANTIZATION_KEYS
-from ..errors import CheckpointError, UnsupportedError
-from ..generation.native_tokenizer import folder_of, summary_of
+from ..errors import CheckpointError, UnsupportedError, summary_of
+from ..generation.native_tokenizer import folder_of
 
 
 def config_of_folder(checkpoint: Checkpoint) -> Any:

@@ -21,7 +21,7 @@ from ...checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ...errors import UnsupportedError, plural
 from ...gguf_models.architecture import EACH, EXPERTS, PART, Architecture
 from ...gguf_models.keys import Keys
-from ...gguf_models.names import LAYER, LONG_ROTATION, ROTATION_FACTORS, row_order, slot, stem_of
+from ...gguf_models.names import LAYER, LONG_ROTATION, ROTATION_FACTORS, input_order, row_order, slot, stem_of
 from ...tensor.concat import concat_rows, incompatibility, take_rows
 from ...tensor.qtensor import QTensor
 from ...torch.state import tensor
@@ -157,12 +157,14 @@ class GGUFFilling(Filling):
     def order_of(self, stem: str, rows: int) -> NDArray[np.int64] | None:
         """`row_order` of a stem."""
         config = self.model.config
-        if stem in self.architecture.orders:
-            return self.architecture.orders[stem](config, rows)
         # Recurrent models have no heads, and in Gemma 4 their size differs from layer to layer.
         heads = config.num_attention_heads if self.architecture.fused_heads else 0
         size = config.head_dim if self.architecture.interleaved else 0
-        return row_order(self.architecture, stem, rows, heads, size)
+        return row_order(self.architecture, config, stem, rows, heads, size, self.checkpoint.path)
+
+    def input_order(self, key: str, width: int) -> NDArray[np.int64] | None:
+        """The same of a matrix's inputs."""
+        return input_order(self.architecture, self.model.config, self.stem(key), width, self.checkpoint.path)
 
     def weight(self, key: str) -> QTensor:
         """The packed weight, its rows in transformers' order."""
@@ -173,8 +175,7 @@ class GGUFFilling(Filling):
     def put_packed(self, key: str, weight: QTensor, path: str, leaf: str) -> None:
         """As in `Filling`; a weight whose inputs have another order in the file gathers them first."""
         super().put_packed(key, weight, path, leaf)
-        columns = self.architecture.columns.get(self.stem(key))
-        order = None if columns is None else columns(self.model.config, weight.shape[-1])
+        order = self.input_order(key, weight.shape[-1])
         if order is not None:
             self.model.set_submodule(path, GatheredInputs(self.module(key, path), np.argsort(order)))
 
@@ -185,7 +186,7 @@ class GGUFFilling(Filling):
         order = self.row_order(key, array.shape[0])
         if order is not None:
             array = array[order]
-        if stem in architecture.columns and (order := architecture.columns[stem](self.model.config, array.shape[-1])) is not None:
+        if (order := self.input_order(key, array.shape[-1])) is not None:
             array = array[..., order]
         if architecture.norm_offset and path.endswith("norm") and leaf == "weight" and stem not in architecture.plain_norms:
             array = array.astype(np.float32) - np.float32(1)
@@ -200,12 +201,12 @@ class GGUFFilling(Filling):
         """One parameter from several tensors: packed where they share a format and only their rows
         follow one another, otherwise from their values.
         """
-        join = self.architecture.joins.get(path.removeprefix(f"{self.architecture.layers}.").partition(".")[2])
-        order_of = self.architecture.orders.get(path.removeprefix(f"{self.architecture.layers}.").partition(".")[2])
+        inner = path.removeprefix(f"{self.architecture.layers}.").partition(".")[2]
+        join = self.architecture.joins.get(inner)
         packed = [self.weight(key) for key in keys if self.checkpoint.info(key).quantized]
         if join is None and len(packed) == len(keys) and incompatibility(packed) is None:
             weight = concat_rows(packed)
-            order = None if order_of is None else order_of(self.model.config, weight.shape[0])
+            order = self.order_of(inner, weight.shape[0])
             self.put_packed(keys[0], weight if order is None else take_rows(weight, order), path, leaf)
             return
         arrays = [
@@ -216,7 +217,7 @@ class GGUFFilling(Filling):
             array = join.read(self.model.config, arrays)
         else:
             array = np.concatenate(arrays)
-            order = None if order_of is None else order_of(self.model.config, len(array))
+            order = self.order_of(inner, len(array))
             array = array if order is None else array[order]
         self.put_dense(keys[0], np.ascontiguousarray(array), path, leaf)
 

@@ -1,0 +1,78 @@
+"""Sizes in a header that do not fit each other or the tensors: refused, never a fault, and never a
+tensor of another shape than the view states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import halfbyte
+from halfbyte.errors import CheckpointError, HalfbyteError
+from halfbyte.gguf_models.view import ModelView
+from support.gguf_families import FAMILIES, family_file, family_model
+
+
+def changed(path: Path, case: str, key: str, value: Any) -> Path:
+    """The file of a family with another value of a key; None leaves the key out."""
+    file = family_file(case, family_model(case))
+    name = f"{case.partition(':')[0]}.{key}"
+    pairs = [(k, kind, value if k == name else v) for k, kind, v in file.pairs if k != name or value is not None]
+    assert pairs != file.pairs
+    path.write_bytes(replace(file, pairs=pairs).bytes())
+    return path
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_any_size_gives_a_view_or_a_refusal(tmp_path, case):
+    file, rng = family_file(case, family_model(case)), np.random.default_rng(0)
+    sizes = [i for i, (key, kind, _) in enumerate(file.pairs) if kind in ("uint32", "int32") and not key.startswith("tokenizer")]
+    path = tmp_path / "model.gguf"
+    for i in rng.permutation(sizes)[:8]:
+        key, kind, value = file.pairs[i]
+        for other in {0, 1, value + 1, 2 * value, value // 2}:
+            pairs = [*file.pairs[:i], (key, kind, other), *file.pairs[i + 1 :]]
+            path.write_bytes(replace(file, pairs=pairs).bytes())
+            refused = ""
+            try:
+                with halfbyte.open(path) as read:
+                    view = ModelView(read)
+                    for name in view:
+                        assert view[name].shape == view.info(name).shape
+            except HalfbyteError as error:
+                refused = str(error)
+            assert not refused or str(path) in refused
+
+
+@pytest.mark.parametrize(
+    ("case", "key", "value", "words"),
+    [
+        ("qwen35moe", "ssm.time_step_rank", 8, "has 4 rows; heads and widths of the configuration"),
+        ("hy_v4", "attention.kv_lora_rank", 128, "has 72 rows; heads and widths of the configuration"),
+        ("stablelm", "rope.dimension_count", 9, "is 9; an even number up to 16"),
+        ("laguna", "rope.dimension_count_swa", 32, "is 32; an even number up to 16"),
+        ("bailingmoe2", "expert_group_count", None, "in 1 groups, 2 of them used"),
+        ("deepseek2", "expert_group_count", 8, "equal groups of 2 experts or more"),
+        ("bailingmoe3", "expert_group_count", 5, "in 5 groups"),
+        ("gemma3n", "final_logit_softcapping", None, "its header describes no gemma3n_text: .*final_logit_softcapping"),
+        ("minicpm3", "attention.head_count", 5, "its header describes no minicpm3: .*not a multiple of the number"),
+        ("phi3:short", "rope.dimension_count", 8, "its header describes no phi3: .*short_factor"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused_by_load_model(tmp_path, case, key, value, words):
+    path = changed(tmp_path / "model.gguf", case, key, value)
+    with pytest.raises(CheckpointError, match=words):
+        halfbyte.load_model(path)
+
+
+def test_layers_that_the_header_does_not_state_make_no_folder(tmp_path):
+    path = changed(tmp_path / "model.gguf", "bailingmoe3", "block_count", 1)
+    with (
+        halfbyte.open(path) as read,
+        pytest.raises(CheckpointError, match=r"there is a tensor blk\.1.*the header states 1 layer"),
+    ):
+        ModelView(read)
