@@ -374,6 +374,23 @@ def test_compiled_steps_have_the_gradients_of_steps(tmp_path, monkeypatch, diver
     assert np.abs(plain - fused).max() < 0.02 * np.abs(plain - plain[0]).max()
 
 
+@pytest.mark.parametrize("option", ["norms", "compiled"])
+def test_options_of_the_whole_models_steps_want_their_number(tmp_path, option):
+    """Without steps they would change nothing."""
+    write_model(tmp_path / "in", "llama", num_hidden_layers=1)
+    with pytest.raises(FormatError, match="give their number: --distill"):
+        learned(tmp_path / "in", write_text(tmp_path / "text.txt"), "halfbyte:uint4:g32", steps=0, **{option: True})
+
+
+def test_norms_that_do_not_stay_in_memory_are_named_in_a_note(tmp_path, monkeypatch):
+    write_model(tmp_path / "in", "llama", num_hidden_layers=1)
+    monkeypatch.setattr("halfbyte.calibration.distill.KEPT_IN_MEMORY", 0)
+    text = write_text(tmp_path / "text.txt")
+    found = learned(tmp_path / "in", text, "halfbyte:uint4:g32", steps=0, distill=1, norms=True)
+    assert any("norms were not trained" in note for note in found.notes)
+    assert not found.replaced
+
+
 @pytest.mark.parametrize("source", ["folder", "gguf"])
 def test_norms_are_trained_with_the_model_and_written_in_the_files_convention(tmp_path, monkeypatch, divergences, source):
     """All norms inside layers, and no other tensor; each by a little."""

@@ -129,6 +129,10 @@ def calibrate(
     """
     if method not in ("mse", "gptq", "awq", "learned"):
         raise FormatError(f"[quantize] method {method!r} needs no calibration; allowed here: mse, gptq, awq, learned")
+    if learning is not None and (learning.norms or learning.compiled) and not learning.distill:
+        raise FormatError(
+            "[quantize] norms and compile are options of the steps for the whole model; give their number: --distill"
+        )
     where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     check_dense(checkpoint, from_packed)
     check_experts(checkpoint, recipe)
@@ -346,7 +350,9 @@ class _Calibration:
             assert key is not None
             out[number].replaced[key] = as_stored(self.checkpoint, self.source, key, value)
         if learning.norms and not training.changed_norms:
-            out[-1].notes.append("norms were not trained, or no state of them was better")
+            out[-1].notes.append(
+                "norms were not trained: the file has none as dense vectors, or its layers do not stay in memory"
+            )
         return out
 
     def _norms(self, layer: nn.Module, number: int) -> list[str]:
