@@ -38,8 +38,6 @@ NOT_RUN = {
 """Commands that are not run, and why."""
 GIVEN = ("model.gguf", "text.txt")
 """The files that guides/run-a-model.md says how to get: all that a guide starts from."""
-WITHOUT_A_DENSE_FOLDER = ("choose-a-format",)
-"""Guides whose commands show their form alone, with the dense folder `model` as given."""
 PLACEHOLDERS = {"TEXT": "text.txt", "FILE": "text.txt", "A": "model.gguf", "B": "model.gguf"}
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen.\nThe quick brown fox.\n"
 
@@ -70,13 +68,11 @@ def statuses(words: list[str]) -> tuple[int, ...]:
 
 
 def prepare(folder: Path, model: Path, page: Path) -> None:
-    """The files that the page takes as given: `GIVEN`, and a dense folder where the page is no
-    guide or shows forms of commands.
-    """
+    """The files that the page takes as given: `GIVEN`, and a dense folder where it is no guide."""
     (folder / "model.gguf").symlink_to(model)
     (folder / "text.txt").write_text(TEXT * 40, encoding="utf-8")
     words = {word for kind, line in steps(page) if kind == "command" for word in shlex.split(line)}
-    if words & {"model", "PATH"} and (page.parent != DOCS / "guides" or page.stem in WITHOUT_A_DENSE_FOLDER):
+    if words & {"model", "PATH"} and page.parent != DOCS / "guides":
         assert main(["dequantize", str(model), str(folder / "model")]) == 0
 
 
