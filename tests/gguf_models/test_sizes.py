@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import halfbyte
-from halfbyte.errors import CheckpointError, HalfbyteError
+from halfbyte.errors import CheckpointError, HalfbyteError, UnsupportedError
 from halfbyte.gguf_models.view import ModelView
 from support.gguf_families import FAMILIES, family_file, family_model
+from support.gguf_writer import f32
 
 
 def changed(path: Path, case: str, key: str, value: Any) -> Path:
@@ -75,4 +76,23 @@ def test_layers_that_the_header_does_not_state_make_no_folder(tmp_path):
         halfbyte.open(path) as read,
         pytest.raises(CheckpointError, match=r"there is a tensor blk\.1.*the header states 1 layer"),
     ):
+        ModelView(read)
+
+
+@pytest.mark.parametrize("stem", ["ffn_gate_exps", "ffn_up_exps"])
+@pytest.mark.parametrize("case", ["qwen2moe", "granitemoe", "kimi-linear"])
+def test_a_bias_of_one_half_of_experts_is_refused(tmp_path, case, stem):
+    path, file = tmp_path / "model.gguf", family_file(case, family_model(case))
+    weight = next(t for t in file.tensors if t.name.endswith(f"{stem}.weight"))
+    name = weight.name.replace("weight", "bias")
+    path.write_bytes(replace(file, tensors=[*file.tensors, f32(name, np.ones(weight.dims[:0:-1], np.float32))]).bytes())
+    with pytest.raises(CheckpointError, match=r"gate and up of .* have both a bias or none"):
+        halfbyte.load_model(path)
+
+
+def test_a_bias_of_experts_that_is_one_row_makes_no_folder(tmp_path):
+    path, file = tmp_path / "model.gguf", family_file("qwen2moe", family_model("qwen2moe"))
+    bias = f32("blk.0.ffn_down_exps.bias", np.ones(64, np.float32))
+    path.write_bytes(replace(file, tensors=[*file.tensors, bias]).bytes())
+    with halfbyte.open(path) as read, pytest.raises(UnsupportedError, match=r"blk\.0\.ffn_down_exps\.bias have no counterpart"):
         ModelView(read)

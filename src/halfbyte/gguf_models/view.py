@@ -175,6 +175,8 @@ class ModelView(View):
         if switch and self.architecture.model_type == "mixtral":
             path = path.replace(".mlp.", ".block_sparse_moe.")
         if EXPERTS in path:
+            if len(info.shape) != (2 if leaf == "bias" else 3):
+                return False
             self._add_experts(key, path, leaf, switch, stacks)
             return True
         if PART in path:

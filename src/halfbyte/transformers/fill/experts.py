@@ -124,6 +124,10 @@ def fill_experts(filling: Filling, path: str, keys: Keys) -> None:
         raise filling.error(
             f"{first_names(odd)} are dense and the other experts of {path} packed; all of one layer must be of one kind"
         )
+    biased = {slot.projection: key for slot, key in keys.items() if slot.leaf == "bias"}
+    halves = biased.keys() & {"gate_proj", "up_proj"}
+    if len(halves) == 1 and has_gate(module):
+        raise filling.error(f"{biased[halves.pop()]} has no counterpart: gate and up of {path} have both a bias or none")
     if type(module).__name__ in _FLAT and kinds != {True}:
         _flat(filling, path, module, keys)
         return
