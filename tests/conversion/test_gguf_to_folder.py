@@ -240,3 +240,18 @@ def test_without_tokenizers_the_command_says_what_it_cannot_write(tmp_path, caps
     assert "pip install 'halfbyte[transformers]'" in said
     assert (out / "config.json").is_file()
     assert not (out / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("to", ["", "compressed-tensors:int8:channel"], ids=["dense", "packed"])
+@pytest.mark.parametrize(("name", "bias"), [("mixtral", ""), ("phimoe", ""), ("minimax-m2", "e_score_correction_bias")])
+def test_mixtures_have_the_names_of_their_published_checkpoints(tmp_path, name, bias, to):
+    """Engines that read a folder by name know no others."""
+    _, gguf = written(tmp_path, name)
+    command = ["dequantize", str(gguf), str(tmp_path / "out")]
+    assert main(["quantize", str(gguf), str(tmp_path / "out"), "--to", to] if to else command) == 0
+    with halfbyte.open(tmp_path / "out") as folder:
+        names = {key.removesuffix(".weight") for key in folder if ".layers.0." in key}
+    assert not [key for key in names if ".mlp." in key]
+    at = "model.layers.0.block_sparse_moe"
+    wanted = {f"{at}.experts.0.w1", f"{at}.experts.1.w2", f"{at}.experts.1.w3", f"{at}.gate"}
+    assert names >= wanted | ({f"{at}.{bias}"} if bias else set())

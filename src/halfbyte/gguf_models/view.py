@@ -14,6 +14,7 @@ parameters. One tensor is read at a time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -61,6 +62,11 @@ before up's, `gate_up_proj`, and `down_proj`.
 """
 NUMBERED = ("deepseek_v4", "kimi_linear", "lfm2_moe", "minimax_m2", "mixtral", "phimoe")
 """Model types whose checkpoints call an expert's projections w1 (gate), w2 (down) and w3 (up)."""
+SPARSE_BLOCK = re.compile(r"\.mlp(?=\.(?:experts|gate|router|shared_experts)\b|$)")
+"""What is `block_sparse_moe` in checkpoints of `SPARSE_BLOCKS`, its router `gate`, and in engines
+that read them by name.
+"""
+SPARSE_BLOCKS = ("kimi_linear", "minimax_m2", "mixtral", "phimoe")
 FLAT = ("dbrx",)
 """Model types whose experts are the matrices of `DBRX_EXPERTS`."""
 TOKEN_TYPES = "token_types"
@@ -104,8 +110,8 @@ class _Tensor:
 class ModelView(View):
     """`source` under transformers' names.
 
-    switch   the module of stacked experts is named `switch_mlp`, as MLX's models have it, and
-             Mixtral's mlp `block_sparse_moe`
+    switch   the module of stacked experts is named `switch_mlp`, as MLX's models have it
+    published  the mixtures of `SPARSE_BLOCKS` are named as in their published checkpoints
     joined   gpt-oss's gate and up are one stack of alternating rows
     stacks   dense stacks of experts stay whole
     dense    every weight will be dense: those that the model has in another form are decoded
@@ -125,6 +131,7 @@ class ModelView(View):
         source: GGUFCheckpoint,
         *,
         switch: bool = False,
+        published: bool = False,
         joined: bool = False,
         stacks: bool = False,
         dense: bool = False,
@@ -134,6 +141,7 @@ class ModelView(View):
         super().__init__(source)
         self.architecture = architecture_of(source)
         self.dtype, self.arithmetic, self.dense = dtype, arithmetic, dense
+        self.published = published and self.architecture.model_type in SPARSE_BLOCKS
         settings = settings_of(source)
         self.settings = SimpleNamespace(**settings)
         self.heads, self.head_dim = (int(settings.get(name) or 0) for name in ("num_attention_heads", "head_dim"))
@@ -172,8 +180,8 @@ class ModelView(View):
         if where is None or not info.shape:  # a scalar is none of the model's tensors, whatever its name
             return False
         path, leaf = where
-        if switch and self.architecture.model_type == "mixtral":
-            path = path.replace(".mlp.", ".block_sparse_moe.")
+        if self.published:
+            path = SPARSE_BLOCK.sub(".block_sparse_moe", path).replace("block_sparse_moe.router", "block_sparse_moe.gate")
         if EXPERTS in path:
             if len(info.shape) != (2 if leaf == "bias" else 3):
                 return False
@@ -604,7 +612,7 @@ def as_model(checkpoint: Checkpoint, layout: str, **options: Any) -> Checkpoint:
     """
     if not isinstance(checkpoint, GGUFCheckpoint):
         return checkpoint
-    by_layout = {"switch": layout == "mlx", "joined": layout not in ("", "mlx"), "dense": not layout}
+    by_layout = {"switch": layout == "mlx", "published": True, "joined": layout not in ("", "mlx"), "dense": not layout}
     try:
         return ModelView(checkpoint, **{**by_layout, **options})
     except (UnsupportedError, CheckpointError):

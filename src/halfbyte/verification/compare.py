@@ -219,7 +219,8 @@ def _in_one_convention(a: Checkpoint, b: Checkpoint, arithmetic: str) -> tuple[C
 def _module(key: str) -> str:
     """The module of a tensor; all experts of a layer are one."""
     found = expert_names.parse(key)
-    return found.path if found else key.removesuffix(".weight")
+    module = found.path if found else key.removesuffix(".weight")
+    return module.replace(".block_sparse_moe", ".mlp")
 
 
 def _unaccounted(checkpoint: Checkpoint, left: bool) -> list[Comparison]:
