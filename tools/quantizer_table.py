@@ -188,7 +188,7 @@ class Table:
             self.put(path + ".weight", value)
         for key, array in replaced.items():
             # GGUF holds Gemma's norms as 1 + w.
-            self.put(self.path_of[key] + ".weight", np.asarray(array, np.float32) - np.float32(self.source.norm_offset))
+            self.put(self.path_of[key] + ".weight", np.asarray(array, np.float32) - np.float32(self.source.offset(key)))
         losses, kl = [], []
         for window in self.windows:
             target = targets_of(window, self.device)

@@ -118,9 +118,7 @@ class Scaling:
 def as_stored(checkpoint: Checkpoint, source: Source, key: str, value: Tensor) -> NDArray[Any]:
     """A model's dense parameter in the file's dtype, shape and convention."""
     stored = np.asarray(checkpoint[key])
-    new = value.detach().float().cpu().numpy()
-    if key.endswith("weight") and new.ndim == 1:
-        new = new + np.float32(source.norm_offset)
+    new = value.detach().float().cpu().numpy() + np.float32(source.offset(key))
     dtype = bfloat16 if stored.dtype == bfloat16 else stored.dtype
     out: NDArray[Any] = new.reshape(stored.shape).astype(dtype)
     return out

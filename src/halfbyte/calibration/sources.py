@@ -72,13 +72,11 @@ class Source(ABC):
     """An empty model that is filled from one checkpoint layer by layer.
 
     slots       key of a checkpoint -> the parameter of the model it belongs to
-    norm_offset what the checkpoint adds to the weights of norms
     """
 
     model: Any
     tokenizer: Any
     slots: dict[str, Slot]
-    norm_offset = 0.0
 
     def __init__(self, path: Path, device: str) -> None:
         layers = [n for n, m in self.model.named_modules() if isinstance(m, nn.ModuleList) and n.rpartition(".")[2] == "layers"]
@@ -97,6 +95,10 @@ class Source(ABC):
     def rows(self, key: str, count: int) -> NDArray[np.int64] | None:
         """Rows of the file's tensor in the model's order; None for the same order."""
         return None
+
+    def offset(self, key: str) -> float:
+        """What the file adds to the model's values."""
+        return 0.0
 
     def key_of(self, path: str, leaf: str) -> str | None:
         """The key that is all of a parameter."""
@@ -164,7 +166,6 @@ class GGUFSource(Source):
         self.tokenizer = tokenizer_of(checkpoint)
         self._filling = GGUFFilling(self.model, cast(Checkpoint, Decoded(checkpoint)), device=device)
         self._filling.architecture = architecture_of(checkpoint)
-        self.norm_offset = 1.0 if self._filling.architecture.norm_offset else 0.0
         self.slots = {}
         layers = self.model.config.num_hidden_layers
         for key in checkpoint:
@@ -203,6 +204,10 @@ class GGUFSource(Source):
 
     def rows(self, key: str, count: int) -> NDArray[np.int64] | None:
         return self._filling.row_order(key, count)
+
+    def offset(self, key: str) -> float:
+        slot = self.slots[key]
+        return float(self._filling.architecture.adds_one(slot.path, slot.leaf, self._filling.stem(key)))
 
 
 def layer_source(checkpoint: Checkpoint, device: str) -> Source:

@@ -155,6 +155,11 @@ class Architecture:
     extra: Callable[[Keys, dict[str, Any]], dict[str, Any]] = lambda keys, config: {}
     parameters: Callable[[Keys, dict[str, Any]], dict[str, NDArray[Any]]] = lambda keys, config: {}
 
+    def adds_one(self, path: str, leaf: str, stem: str) -> bool:
+        """Whether the file has this weight of transformers' model with 1 added."""
+        named = self.norm_offset and path.endswith("norm") and leaf == "weight"
+        return named and stem not in self.plain_norms
+
 
 def changed(*steps: Change) -> Change:
     """Changes one after another, the first on the file's values."""

@@ -133,12 +133,7 @@ class GGUFView(View):
                     f"[convert] {self.source.path}: experts of {name} are missing; there are {sorted(numbered)}"
                 )
             packed = self.source.info(t.pieces[0].key).quantized
-            t.plus_one = (
-                self.architecture.norm_offset
-                and t.path.rpartition(".")[2].endswith("norm")
-                and name.endswith(".weight")
-                and t.stem not in self.architecture.plain_norms
-            )
+            t.plus_one = self.architecture.adds_one(t.path, name.rpartition(".")[2], t.stem)
             if packed and (why := self._needs_values(t)):
                 raise UnsupportedError(
                     f"[convert] {self.source.path}: {t.pieces[0].key} is packed, and {why} in {name} of a GGUF of {self.arch}. "

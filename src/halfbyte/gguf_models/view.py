@@ -197,7 +197,7 @@ class ModelView(View):
                 each = path.replace(EACH, str(i))
                 self._tensors[each if packed else f"{each}.{leaf}"] = _Tensor((key,), element=i, decoded=not packed)
             return True
-        minus_one = self._offset(path, leaf, stem)
+        minus_one = self.architecture.adds_one(path, leaf, stem)
         inputs_first = leaf == "weight" and stem in INPUTS_FIRST.get(self.architecture.model_type, ())
         stays = leaf == "weight" and not (self.dense and inputs_first) and self._stays_packed(stem, info.shape[-1], info.format)
         decoded = info.quantized and not stays
@@ -220,11 +220,6 @@ class ModelView(View):
             return "layers that predict further tokens"
         stem = match[2] if match else name
         return "what its layers do not use" if self.architecture.absent(self.settings, layer, _stem(stem)) else ""
-
-    def _offset(self, path: str, leaf: str, stem: str) -> bool:
-        """Whether the file has a norm's weight with 1 added."""
-        named = self.architecture.norm_offset and path.endswith("norm") and leaf == "weight"
-        return named and stem not in self.architecture.plain_norms
 
     def _stays_packed(self, stem: str, width: int, fmt: Format | None) -> bool:
         """Whether packed weights can be what the model has: their values are its own, and inputs in

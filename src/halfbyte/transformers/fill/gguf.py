@@ -188,7 +188,7 @@ class GGUFFilling(Filling):
             array = array[order]
         if (order := self.input_order(key, array.shape[-1])) is not None:
             array = array[..., order]
-        if architecture.norm_offset and path.endswith("norm") and leaf == "weight" and stem not in architecture.plain_norms:
+        if architecture.adds_one(path, leaf, stem):
             array = array.astype(np.float32) - np.float32(1)
         if stem in architecture.changes and not (leaf == "bias" and array.ndim == 1):
             array = architecture.changes[stem].read(self.model.config, array)
