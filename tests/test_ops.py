@@ -145,9 +145,9 @@ def test_bad_arguments_say_what_is_allowed(rng, call, message):
     ("options", "message"),
     [
         ({"backend": "gpu"}, "known: cpu, reference, cuda, metal"),
-        ({"activations": "int4"}, "allowed: exact, int8, fp8"),
+        ({"activations": "int4"}, "allowed: exact, int8, int8_token, fp8"),
         ({"schedule": "fast"}, "allowed: single-stage"),
-        ({"backend": "cpu", "activations": "fp8"}, "exact and int8 activations, not 'fp8'"),
+        ({"backend": "cpu", "activations": "fp8"}, "the native core computes exact, int8, int8_token activations, not 'fp8'"),
         ({"backend": "reference", "schedule": "fused"}, "one schedule"),
     ],
 )

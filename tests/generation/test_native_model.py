@@ -257,6 +257,6 @@ def test_the_engine_that_is_asked_for_computes(tmp_path, capsys):
     assert main(["generate", str(path), "-p", "abc", "--dtype", "bfloat16", "--engine", "native"]) == 2
     assert "--engine native does not take this: --dtype bfloat16; use --engine transformers" in capsys.readouterr().err
     assert main(["generate", str(path), "-p", "abc", "--activations", "int4"]) == 2
-    assert "int4; allowed: exact, int8, fp8" in capsys.readouterr().err
+    assert "int4; allowed: exact, int8, int8_token" in capsys.readouterr().err
     assert main(["generate", str(packed_file(tmp_path, "phi3")), "-p", "abc", "--engine", "native"]) == 2
     assert "phi3 is computed by transformers" in capsys.readouterr().err

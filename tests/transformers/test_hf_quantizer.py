@@ -141,7 +141,7 @@ def test_a_packed_weight_has_the_dtype_of_its_activations(tmp_path):
 
 def test_a_codec_is_no_way_to_run(tmp_path):
     with pytest.raises(
-        FormatError, match=r"activations='int4:g128'; allowed: exact, int8, fp8\. .* halfbyte quantize MODEL OUT --to"
+        FormatError, match=r"activations='int4:g128'; allowed: exact, int8, int8_token, fp8\. .* halfbyte quantize MODEL OUT --to"
     ):
         HalfbyteConfig("int4:g128")
 

@@ -110,7 +110,7 @@ def llama_cpp_source(venvs: Path, python: Path) -> Path:
         download = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", LLAMA_CPP, "--dest", str(folder)]
         subprocess.run([str(python), "-m", "pip", *download], check=True)
         with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
-            archive.extractall(folder, filter="data")
+            archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return next(folder.glob("*/vendor/llama.cpp"))
 
 

@@ -203,7 +203,7 @@ class CPUBackend(Backend):
     def refuses(self, call: Call) -> str | None:
         fmt = call.format
         if call.activations not in ACTIVATIONS:
-            return f"the native core computes {' and '.join(ACTIVATIONS)} activations, not {call.activations!r}"
+            return f"the native core computes {', '.join(ACTIVATIONS)} activations, not {call.activations!r}"
         if fmt.opaque:
             return f"{fmt.name} is kept as {fmt.kept_as}, which the native core does not decode"
         if fmt.bits != 4 and fmt.element not in ("int", "uint", "mxint", *MINIFLOATS):
