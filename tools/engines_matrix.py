@@ -56,27 +56,8 @@ PACKAGES = {
 }
 IDS = [3, 9, 27, 14, 41, 5, 5, 30, 12, 7, 33, 21]
 """Tokens of every model's vocabulary."""
-FAMILIES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-}
-"""Model type -> its class, which config.json of published checkpoints names."""
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 """vLLM's attention on a CPU has no shorter heads."""
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 2.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": True,
-    "original_max_position_embeddings": 32,
-}
-"""vLLM has no gpt-oss without it, mlx-lm none that does not round its borders."""
 KINDS = ("gptq", "gptq3", "awq", "ct-int4", "ct-nvfp4", "ct-mxfp4", "modelopt", "mlx", "mlx-mxfp4", "bitsandbytes", "hqq", "fp8",
          "torchao", "halfbyte", "onnx")  # fmt: skip
 GGUF_MODELS = ("llama", "llama-3", "llama-tied-bias", "qwen2", "qwen2-yarn", "qwen3", "mixtral", "qwen3moe", "gemma2", "gemma3",
@@ -117,6 +98,20 @@ open the file and vLLM's gpt-oss finds its four numbers of YaRN.
 """
 
 
+def families() -> dict[str, str]:
+    """Model type -> its class, which config.json of published checkpoints names."""
+    from support.served_models import SHAPES
+
+    return {"qwen2": "Qwen2ForCausalLM", **SHAPES}
+
+
+def yarn() -> dict[str, Any]:
+    """vLLM has no gpt-oss without it, mlx-lm none that does not round its borders."""
+    from support.served_models import YARN
+
+    return {**YARN, "truncate": True}
+
+
 def changes(family: str) -> dict[str, Any]:
     """Gemma 3's pattern of layers has six; mlx-lm builds no model of fewer."""
     return {**HEADS, **({"num_hidden_layers": 7} if family == "gemma3_text" else {})}
@@ -124,7 +119,7 @@ def changes(family: str) -> dict[str, Any]:
 
 def named(config: dict[str, Any]) -> None:
     """Names the model's class in a configuration."""
-    config["architectures"] = [FAMILIES[config["model_type"]]]
+    config["architectures"] = [families()[config["model_type"]]]
 
 
 def act_order(tensors: dict[str, Any]) -> None:
@@ -174,7 +169,7 @@ def write(folder: Path) -> None:
         except (HalfbyteError, KeyError) as error:
             print(f"{name} is not written: {error}", file=sys.stderr)
 
-    for family in FAMILIES:
+    for family in families():
         for kind in KINDS if family != "gpt_oss" else ():
             path = folder / f"{family}-{kind}"
             attempt(
@@ -280,7 +275,7 @@ def dense(folder: Path) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support" / "producers"))
     from dense import main
 
-    main(folder, {"gemma3_text": changes("gemma3_text"), "gpt_oss": {"rope_parameters": YARN}}, **HEADS)
+    main(folder, {"gemma3_text": changes("gemma3_text"), "gpt_oss": {"rope_parameters": yarn()}}, **HEADS)
 
 
 def with_transformers(path: Path, routed: list[Any] | None = None) -> np.ndarray:
