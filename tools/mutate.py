@@ -11,8 +11,8 @@ sources or tests while a sample runs; run long ones in a clone.
 
 1. Recording: the tests of `TESTS` run once, a process for some files of tests, and a trace notes
    which functions of the package each test calls and how long it takes, for at most `CASES` cases
-   of a test function (`build/mutation/calls/`, one file for a file of tests, used again until it
-   is deleted).
+   of a test function (`build/mutation/calls/`, one file for a file of tests, used again until that
+   file of tests is another).
 2. Functions: one process collects these tests and forks the workers. For each mutant inside a
    function a worker forks; the child gives the living functions their mutated code and runs the
    tests that call the function until one fails, different test functions first and fast ones
@@ -42,6 +42,7 @@ import argparse
 import ast
 import copy
 import gc
+import hashlib
 import importlib
 import importlib.machinery
 import json
@@ -88,8 +89,8 @@ PERFORMANCE |= {"LONGEST_WAIT", "BYTES_PER_SECOND", "PATIENCE", "QUIET_BYTES", "
 KEYWORDS = {"strict", "copy", "stacklevel", "maxsize", "frozen", "slots", "exist_ok", "indent", "ensure_ascii", "daemon"}
 """Keyword arguments whose value is left alone."""
 
-CASES = 8
-"""Cases of a parametrized test function that are recorded."""
+CASES = 24
+"""Cases of a parametrized test function that are recorded, evenly spread."""
 
 TOOL = 4
 """Number under which `sys.monitoring` knows the recorder."""
@@ -367,16 +368,20 @@ class Recorder:
 
     def __init__(self) -> None:
         self.tests: dict[str, tuple[float, list[str]]] = {}
+        self.left_out: list[str] = []
         self.seen: dict[int, CodeType] = {}
         self.good = True
         self.end = time.monotonic() + RECORDED_SECONDS
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Keep at most `CASES` cases of a test function, evenly spread."""
+        """Keep at most `CASES` cases of a test function: one of every function first, then the
+        others, so that no function is left out when the file takes its time.
+        """
         functions: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items:
             functions[item.nodeid.split("[")[0]].append(item)
-        items[:] = [c[i * len(c) // n] for c in functions.values() for n in [min(CASES, len(c))] for i in range(n)]
+        kept = [[c[i * len(c) // n] for n in [min(CASES, len(c))] for i in range(n)] for c in functions.values()]
+        items[:] = [c[0] for c in kept] + [item for c in kept for item in c[1:]]
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> None:
         self.seen[id(frame.f_code)] = frame.f_code
@@ -423,6 +428,8 @@ class Recorder:
             if self.good:
                 calls = {recorded_name(name_of(c)) for c in self.seen.values() if c.co_filename.startswith(INSIDE)}
                 self.tests[item.nodeid] = round(time.process_time() - start, 4), sorted(calls)
+            else:
+                self.left_out.append(item.nodeid)
             if time.monotonic() > self.end:
                 item.session.shouldstop = "the file took its time"
 
@@ -444,6 +451,17 @@ def recording_of(file: Path) -> Path:
     return BUILD / "calls" / (file.relative_to(ROOT / "tests").as_posix().replace("/", ".") + ".json")
 
 
+def digest(file: Path) -> str:
+    """Of the text of a file of tests: one that changed is recorded again."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def is_recorded(file: Path) -> bool:
+    """Whether there is a recording of a file of tests as it is."""
+    recording = recording_of(file)
+    return recording.exists() and json.loads(recording.read_text(encoding="utf-8")).get("source") == digest(file)
+
+
 def record(file: Path) -> int:
     """Run a file of tests under the trace and write its recording."""
     recorder = Recorder()
@@ -452,7 +470,8 @@ def record(file: Path) -> int:
     index = {name: i for i, name in enumerate(names)}
     tests = {t: [seconds, [index[c] for c in calls]] for t, (seconds, calls) in recorder.tests.items()}
     target = recording_of(file)
-    target.with_suffix(".part").write_text(json.dumps({"names": names, "tests": tests}), encoding="utf-8")
+    recording = {"source": digest(file), "names": names, "tests": tests, "left_out": recorder.left_out}
+    target.with_suffix(".part").write_text(json.dumps(recording), encoding="utf-8")
     target.with_suffix(".part").rename(target)
     return SURVIVED
 
@@ -790,7 +809,7 @@ def run_sample(mutants: list[Mutant], budget: float, workers: int, out: Path) ->
     sys.dont_write_bytecode = True
     for package in PRELOADED:
         importlib.import_module(package)
-    files = [file for file in test_files() if not recording_of(file).exists()]
+    files = [file for file in test_files() if not is_recorded(file)]
     work_split(len(files), workers, lambda number: forked(lambda: record(files[number]), 600) and None)
     calls = Calls()
 

@@ -23,12 +23,14 @@ from halfbyte import QTensor, quantize
 from halfbyte.checkpoints import SafetensorsWriter
 from halfbyte.checkpoints.safetensors.native_layout import OwnLayout
 from halfbyte.conversion import LossyError, convert, convert_checkpoint
-from halfbyte.conversion.recipe import recipe_of
+from halfbyte.conversion.quantize import quantize_checkpoint
+from halfbyte.conversion.recipe import format_for, recipe_of
 from halfbyte.errors import CheckpointError, LayoutError, UnsupportedError
 from halfbyte.verification.compare import verify
 from support.conversion_models import CONFIG, gaps, identical, write_model
 from support.golden_case import GOLDEN
 from support.other_run import other_run
+from support.safetensors_bytes import folder
 
 EXACT = [
     *(("int4:g128", to) for to in ("gptq", "awq", "compressed-tensors", "mlx", "modelopt")),
@@ -481,6 +483,36 @@ def test_a_plan_refuses_what_the_conversion_would(tmp_path):
         with pytest.raises(UnsupportedError, match="Give a GGUF of the same model, of any type, with --like"):
             convert(source, tmp_path / "out.gguf", to="gguf", plan=plan)
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize(
+    ("to", "rule", "label"),
+    [
+        ("gptq:int4:g32", "int8:g32", "gptq"),
+        ("gptq:int4:g32", "uint8:g32", "gptq_v2"),
+        ("gptq-v2:int4:g32", "int8:g32", "gptq_v2"),
+        ("gptq-v1:int4:g32", "int8:g32", "gptq"),
+        ("gptq:int4:g32", "int6:g32", "gptq_p"),
+        ("gptq-v2:int4:g32", "int6:g32", "gptq_v2"),
+        ("gptq-v2:int3:g32", "int6:g32", "gptq_p"),  # as GPTQModel corrects the label
+    ],
+)
+def test_weights_that_a_rule_names_have_the_zero_points_of_the_checkpoint(tmp_path, to, rule, label):
+    """One `checkpoint_format` describes all of them: a weight written under another is read one
+    zero point off.
+    """
+    rng = np.random.default_rng(0)
+    dense = {f"model.layers.0.{name}": rng.standard_normal((64, 128)).astype(np.float32) for name in ("up_proj", "down_proj")}
+    source = folder(tmp_path / "in", {"model.safetensors": {f"{name}.weight": w for name, w in dense.items()}}, CONFIG)
+    recipe = recipe_of(to, [f"down_proj$={rule}"])
+    with halfbyte.open(source) as opened:
+        quantize_checkpoint(opened, tmp_path / "out", recipe, "rtn")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["checkpoint_format"] == label
+    with halfbyte.open(tmp_path / "out") as out:
+        for name, w in dense.items():
+            fmt, _ = format_for(recipe.of(name, 2), "float32", w.shape)
+            assert np.array_equal(out[name].dequantize("float32"), quantize(w, fmt).dequantize("float32")), name
 
 
 @pytest.mark.parametrize("word", ["gptq", "gptq-v2"])

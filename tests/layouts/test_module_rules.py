@@ -21,6 +21,7 @@ from halfbyte.layouts.quant_config.module_rules import (
     path_matches,
     regex_matches,
 )
+from support.quant_configs import CONFIGS
 from support.safetensors_bytes import folder, gptq_weight, mlx_weight, under
 
 
@@ -128,136 +129,6 @@ def test_first_rule_that_matches_wins():
     assert first_entry({".*q_proj": 1, ".*k_proj": 1, ".*v_proj": 1}, "x.qkv_proj", regex_matches) == 1
     assert first_entry({}, "x.qkv_proj", path_matches) is None
     assert first_entry({"model.*": 1, "lm_head": 2}, "lm_head", regex_matches) == 2  # not 1, as model.lm_head would be
-
-
-CONFIGS: dict[str, tuple[dict, dict[str, dict | None]]] = {
-    # name: (config, module -> the parameters that must be among what is given, None for dense)
-    "gptq dynamic": (
-        {"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "gptq", "dynamic": {
-            r"-:.*\.0\.mlp\.down_proj": {}, r"+:.*\.(?:18|19)\..*gate.*": {"bits": 8, "group_size": 64},
-             r".*\.20\..*": {"bits": 3}}},
-        {"model.layers.0.mlp.down_proj": None, "model.layers.10.mlp.down_proj": {"bits": 4, "group_size": 128},
-         "model.layers.18.mlp.gate_proj": {"bits": 8, "group_size": 64, "checkpoint_format": "gptq"},
-          "model.layers.20.mlp.up_proj": {"bits": 3}},
-    ),
-    "awq, autoawq's own file": (
-        {"w_bit": 4, "q_group_size": 64, "zero_point": True, "version": "GEMM"},
-        {"model.layers.0.mlp.down_proj": {"bits": 4, "group_size": 64, "version": "gemm"}},
-    ),
-    "compressed-tensors groups": (
-        {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head", r"re:.*mlp\.gate$"],
-         "config_groups": {
-            "a": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 128, "strategy": "group"}},
-            "b": {"targets": [r"re:.*down_proj"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
-             "format": "int-quantized"},
-            "c": {"targets": ["model.layers.1.mlp.up_proj"], "weights": {"num_bits": 2, "type": "int", "group_size": 32,
-             "strategy": "group"}}}},
-        {"lm_head": None, "model.layers.0.mlp.gate": None, "model.layers.0.mlp.gate_proj": {"num_bits": 4,
-         "format": "pack-quantized"},
-         "model.layers.0.mlp.down_proj": {"num_bits": 8, "format": "int-quantized"},
-          "model.layers.1.mlp.up_proj": {"num_bits": 2, "group_size": 32},
-         "model.layers.10.mlp.up_proj": {"num_bits": 4}, "language_model.model.layers.1.mlp.up_proj": {"num_bits": 2}},
-    ),
-    "compressed-tensors, an embedding of its own": (
-        {"config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 4}}, "b": {"targets": ["Embedding"],
-         "weights": {"num_bits": 8}}}},
-        {"model.embed_tokens": {"num_bits": 8}, "model.layers.0.mlp.up_proj": {"num_bits": 4}},
-    ),
-    "modelopt file": (
-        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16,
-         "exclude_modules": ["lm_head", "*.mlp.gate", "a.1.*"]}},
-        {"lm_head": None, "model.layers.0.mlp.gate": None, "model.layers.0.mlp.gate_proj": {"quant_algo": "NVFP4",
-         "group_size": 16}, "a.1.b": None,
-         "a.10.b": {"quant_algo": "NVFP4"}},
-    ),
-    "modelopt config.json": (
-        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"],
-         "config_groups": {"g": {"weights": {"group_size": 16}}}},
-        {"lm_head": None, "model.layers.0.mlp.gate": {"quant_algo": "NVFP4", "group_size": 16}},
-    ),
-    "modelopt mixed": (
-        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": {
-            "model.layers.0.mlp.up_proj": {"quant_algo": "W4A16_AWQ", "group_size": 128},
-             "model.layers.1.mlp.up_proj": {"quant_algo": "FP8"}}}},
-        {"model.layers.0.mlp.up_proj": {"quant_algo": "W4A16_AWQ", "group_size": 128},
-         "model.layers.1.mlp.up_proj": {"quant_algo": "FP8"},
-         "model.layers.10.mlp.up_proj": None},
-    ),
-    "mlx": (
-        {"group_size": 64, "bits": 4, "model.layers.0.mlp.down_proj": {"group_size": 32, "bits": 6}, "lm_head": False,
-         "model.embed_tokens": {"bits": 8},
-         "model.layers.1.mlp.up_proj": {"mode": "mxfp4"}, "model.layers.2.mlp.up_proj": True},
-        {"model.layers.0.mlp.down_proj": {"bits": 6, "group_size": 32, "mode": "affine"},
-         "model.layers.10.mlp.down_proj": {"bits": 4, "group_size": 64},
-         "lm_head": None, "model.embed_tokens": {"bits": 8, "group_size": 64},
-          "language_model.model.layers.0.mlp.down_proj": {"bits": 6},
-         "model.layers.1.mlp.up_proj": {"mode": "mxfp4"}, "model.layers.2.mlp.up_proj": {"bits": 4}},
-    ),
-    "gpt-oss": (
-        {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
-         "model.embed_tokens", "lm_head"]},
-        {"model.layers.3.mlp.experts.down_proj": {}, "model.layers.3.mlp.router": None, "model.layers.3.self_attn.q_proj": None,
-         "lm_head": None},
-    ),
-    "bitsandbytes": (
-        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
-         "llm_int8_skip_modules": ["lm_head", "mlp.gate"]},
-        {"lm_head": None, "model.layers.0.mlp.gate": None, "model.layers.0.mlp.gate_proj": {"bnb_4bit_quant_type": "nf4"}},
-    ),
-    "fp8": (
-        {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["mlp.gate"]},
-        {"model.layers.0.mlp.gate": None, "model.layers.0.mlp.gate_proj": {"weight_block_size": [128, 128]}},
-    ),
-    "hqq": (
-        {"quant_method": "hqq", "skip_modules": ["lm_head"], "quant_config": {"weight_quant_params": {"nbits": 4,
-         "group_size": 64, "axis": 1}}},
-        {"lm_head": None, "model.layers.0.mlp.up_proj": {"nbits": 4, "group_size": 64, "axis": 1}},
-    ),
-    "hqq by tag": (
-        {"quant_method": "hqq", "quant_config": {"self_attn.q_proj": {"weight_quant_params": {"nbits": 8, "group_size": 64}},
-         "mlp.up_proj": {
-            "weight_quant_params": {"nbits": 2, "group_size": 16}}}},
-        {"model.layers.0.self_attn.q_proj": {"nbits": 8}, "model.layers.0.mlp.up_proj": {"nbits": 2, "group_size": 16},
-         "model.layers.0.mlp.down_proj": None},
-    ),
-    "torchao": (
-        {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_version": 1,
-         "_data": {"group_size": 128}}},
-         "modules_to_not_convert": ["lm_head"]},
-        {"lm_head": None, "model.layers.0.mlp.up_proj": {"group_size": 128, "_type": "Int4WeightOnlyConfig"}},
-    ),
-    "torchao by name": (
-        {"quant_method": "torchao", "quant_type": {"default": {"_type": "FqnToConfig", "_data": {"fqn_to_config": {
-            "_default": {"_type": "Int8WeightOnlyConfig", "_data": {"group_size": 32}},
-             r"re:.*\.q_proj": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 64}}, "model.layers.1.mlp.up_proj": None,
-             r"re:model\.layers\.1": None, r"re:.*\.k_proj\.weight": None,
-             "model.layers.2.self_attn.q_proj": {"_type": "Int8WeightOnlyConfig", "_data": {"group_size": 16}}}}}}},
-        {"model.layers.0.self_attn.q_proj": {"group_size": 64}, "model.layers.0.mlp.up_proj": {"group_size": 32},
-         "model.layers.1.mlp.up_proj": None, "model.layers.1.self_attn.v_proj": {"group_size": 32},
-         "model.layers.1.self_attn.k_proj": None, "model.layers.2.self_attn.q_proj": {"group_size": 16},
-         "model.layers.10.mlp.up_proj": {"group_size": 32}},
-    ),
-    "auto-round": (
-        {"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4, "group_size": 128, "extra_config": {
-            "model.layers.0.mlp.up_proj": {"bits": 8}, ".*self_attn.*": {"bits": 16}, "lm_head": {"bits": 4, "group_size": 32},
-            "^visual|down_proj$": {"bits": 2}}},
-        {"model.layers.0.mlp.up_proj": {"bits": 8, "group_size": 128, "checkpoint_format": "gptq_v2"},
-         "model.layers.10.mlp.up_proj": {"bits": 4}, "model.layers.3.self_attn.q_proj": None,
-         "lm_head": {"bits": 4, "group_size": 32}, "model.layers.3.mlp.down_proj": {"bits": 2}, "visual.x": {"bits": 2}},
-    ),
-    "quark": (
-        {"quant_method": "quark", "exclude": ["lm_head", "*.mlp.gate", "re:.*router$"], "global_quant_config": {
-            "weight": {"dtype": "fp4", "group_size": 32}}, "layer_quant_config": {
-            "*self_attn*": {"weight": {"dtype": "fp8_e4m3"}}, "*.o_proj": {"weight": None}}},
-        {"lm_head": None, "model.layers.0.mlp.gate": None, "model.layers.0.mlp.gate_proj": {"dtype": "fp4"}, "a.router": None,
-         "model.layers.0.self_attn.q_proj": {"dtype": "fp8_e4m3"}, "model.layers.0.mlp.o_proj": None},
-    ),
-    "exl3, bits on average": (
-        {"quant_method": "exl3", "version": "1.4.6", "bits": 3.84, "head_bits": 6, "codebook": "mcg", "out_scales": "auto"},
-        {"model.layers.0.mlp.up_proj": {"codebook": "mcg"}, "lm_head": {"codebook": "mcg"}},
-    ),
-    "onnx node": ({"K": 256, "N": 32, "bits": 4, "block_size": 32}, {"any": {"K": 256, "block_size": 32}}),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -27,12 +27,11 @@ from ..conversion.to_dense import DEFAULT_SHARD
 from ..errors import FormatError, HalfbyteError, LayoutError, plural
 from ..evaluation.compare import Comparison, compare
 from ..evaluation.protocols import Window
+from ..layouts import LAYOUTS
 from ..transformers import load_model
 from .sensitivity import sensitivities
 from .walk import CalibrationError, Progress, calibrate, token_sequences
 
-ONE_FORMAT = ("awq-gemm", "gpt-oss", "metal-marlin")
-"""Layouts whose configuration has no formats of single modules."""
 TRIES = 5
 """Models that are quantized and measured for a limit on the divergence, at most."""
 
@@ -76,7 +75,7 @@ def allocate(
     layout = goal_named(to).layout
     if ":" in to:
         raise FormatError(f"[quantize] target {to!r} with a budget, which chooses the codecs; give {to.partition(':')[0]}")
-    if layout in ONE_FORMAT:
+    if LAYOUTS[layout].one_format:
         raise LayoutError(f"[quantize] {layout} has one format for all its weights, so a budget has nothing to choose; name it")
     found = sensitivities(
         checkpoint,
@@ -161,7 +160,7 @@ class _Trial:
     def measure(self, recipe: Recipe) -> Comparison:
         """Beside the dense model."""
         with tempfile.TemporaryDirectory(prefix="halfbyte-", dir=self.folder) as folder:
-            out = Path(folder) / ("trial.gguf" if recipe.goal.layout == "gguf" else "trial")
+            out = Path(folder) / ("trial.gguf" if recipe.goal.writer.container == "gguf" else "trial")
             if self.method == "rtn":
                 quantize_checkpoint(self.checkpoint, out, recipe, "rtn", from_packed=self.from_packed)
             else:

@@ -222,7 +222,8 @@ def quantize(
             if save_recipe is not None:
                 allocation.save(save_recipe)
         modules = [module for info in checkpoint.infos() if (module := module_of(info)) is not None]
-        named_too = [] if calibrated or recipe.goal.layout == "gguf" else as_model(checkpoint, recipe.goal.layout).keys()
+        goal = recipe.goal
+        named_too = [] if calibrated or goal.writer.container == "gguf" else as_model(checkpoint, goal.layout).keys()
         recipe.check([*modules, *stacks_of(checkpoint), *(key.removesuffix(".weight") for key in named_too)])
         complain_of_notes(reported := check_experts(checkpoint, recipe))
         if not plan:

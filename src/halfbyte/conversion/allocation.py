@@ -305,7 +305,7 @@ def candidate_codecs(layout: str, words: Sequence[str] = ()) -> tuple[str, ...]:
     """
     if words:
         return tuple(dict.fromkeys(_spelled(layout, w) for w in words))
-    if layout == "halfbyte":
+    if LAYOUTS[layout].container == "halfbyte":
         integers = tuple(f"int{b}:g128" for b in range(2, 9))
         return tuple(dict.fromkeys((*candidate_codecs("gguf"), *candidate_codecs("mlx"), *integers)))
     holds = LAYOUTS[layout].holds
@@ -341,8 +341,8 @@ def stored_bytes(fmt: Format, shape: Sequence[int], goal: Goal) -> int:
     total = 0
     for name, small in few[0].items():
         nbytes = matrices * (small + (few[-1][name] - small) * ((n - counts[0]) // 32))
-        total += -(-nbytes // ALIGNMENT) * ALIGNMENT if goal.layout == "gguf" else nbytes
-    return total + (ALIGNMENT + _ENTRY + 256 if goal.layout == "gguf" and len(few[0]) > 1 else 0)
+        total += -(-nbytes // ALIGNMENT) * ALIGNMENT if goal.writer.container == "gguf" else nbytes
+    return total + (ALIGNMENT + _ENTRY + 256 if goal.writer.container == "gguf" and len(few[0]) > 1 else 0)
 
 
 def choices_of(info: TensorInfo, goals: Iterable[Goal]) -> dict[str, tuple[Format, int]]:
@@ -384,7 +384,7 @@ def allocatable(info: TensorInfo, layout: str) -> str | None:
 
 def unit_namer(checkpoint: Checkpoint, layout: str) -> Callable[[str], str]:
     """A function: module -> the name of its unit."""
-    if layout == "gguf" and not isinstance(checkpoint, GGUFCheckpoint):
+    if LAYOUTS[layout].container == "gguf" and not isinstance(checkpoint, GGUFCheckpoint):
         home = {m: name for m, (name, _) in GGUFView(checkpoint, names_only=True).modules_of_source().items()}
         return lambda module: home.get(module, module)
 
@@ -409,7 +409,7 @@ def overhead_of(checkpoint: Checkpoint, layout: str, modules: Iterable[str], fil
     files  shards, at most
     """
     wanted, names = set(modules), dict[str, str]()
-    if layout == "gguf":
+    if LAYOUTS[layout].container == "gguf":
         gguf = checkpoint if isinstance(checkpoint, GGUFCheckpoint) else GGUFView(checkpoint)
         view: Checkpoint = gguf
         pairs = gguf.pairs if isinstance(gguf, GGUFView) else pairs_of(gguf.file)

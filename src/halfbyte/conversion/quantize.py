@@ -175,7 +175,7 @@ def quantize_checkpoint(
     check_dense(checkpoint, from_packed)
     checkpoint.check("quantize")
     rounder = ROUNDERS[method] if isinstance(method, str) else method
-    if recipe.goal.layout != "gguf":
+    if recipe.goal.writer.container != "gguf":
         checkpoint = as_model(checkpoint, recipe.goal.layout, stacks=not isinstance(method, str))
     elif not isinstance(checkpoint, GGUFCheckpoint):
         checkpoint = GGUFView(Replaced(rows_by_name(checkpoint), replaced or {}))
@@ -187,7 +187,7 @@ def quantize_checkpoint(
         )
     elif isinstance(model, GGUFView):
         recipe = replace(recipe, names=model.source_names())
-    elif recipe.goal.layout == "mlx" and isinstance(method, str) and not recipe.rules:
+    elif recipe.goal.writer.engine_names and isinstance(method, str) and not recipe.rules:
         # Rules and calibration name the experts one by one. A GGUF that is no model keeps its
         # names.
         checkpoint = checkpoint if isinstance(checkpoint, GGUFCheckpoint) else MLXExperts(checkpoint)

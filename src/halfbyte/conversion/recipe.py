@@ -17,7 +17,6 @@ from ..errors import FormatError, ShapeError
 from ..formats import family_of, format_named
 from ..formats.ggml.types import GGML_BY_CODEC
 from ..layouts import LAYOUTS
-from ..layouts.gptq import PLANAR_ONLY
 from ..layouts.quant_config.module_rules import check_rule
 from ..layouts.quant_config.writer import EMBEDDINGS
 from ..spec import FLOAT_SCALES, Format
@@ -69,8 +68,7 @@ class Recipe:
         if (rule := self.rule(module)) is not None:
             return rule.goal
         last = module.rpartition(".")[2]
-        # gpt-oss is MXFP4 in its experts only, and its loaders look for it nowhere else.
-        weight = (ndim == 2 and self.goal.layout != "gpt-oss") or (
+        weight = (ndim == 2 and not self.goal.writer.stacks_only) or (
             ndim == 3 and EXPERTS.search(module) is not None and last not in INPUTS_FIRST
         )
         return self.goal if weight and last not in KEPT_LAST and "norm" not in last else None
@@ -99,10 +97,10 @@ def recipe_of(to: str, rules: Sequence[str] = (), scale_dtype: str | None = None
             raise
         raise FormatError(f"{error}; llama.cpp's mixes: {', '.join(MIXES)}") from None
     if goal.target.codec is None:
-        if goal.layout != "gpt-oss":
-            words = codecs_of(goal.layout) or ("mxfp4", "nvfp4", "int4", "...")
+        words = codecs_of(goal.layout) or ("mxfp4", "nvfp4", "int4", "...")
+        if not goal.writer.stacks_only:
             raise FormatError(f"[quantize] target {to!r} names no codec; {goal.layout} holds {', '.join(words)}")
-        goal = goal_named(f"{to}:mxfp4")
+        goal = goal_named(f"{to}:{words[0]}")
     out = []
     for text in rules:
         pattern, equals, codec = text.rpartition("=")
@@ -111,14 +109,11 @@ def recipe_of(to: str, rules: Sequence[str] = (), scale_dtype: str | None = None
         check_rule(f"re:{pattern}", "rule")
         own = None if codec == "keep" else goal_named(f"{goal.layout}:{codec}", scale_dtype)
         out.append(Rule(re.compile(pattern), own, text))
-    if goal.layout == "gptq" and "checkpoint_format" not in goal.params:
-        # One version for all: v1 has no code for a zero point of 0, which asymmetric rounding
-        # finds; a weight of 5, 6 or 7 bits makes all planar.
-        formats = [format_named(str(g.target.codec)) for g in (goal, *(r.goal for r in out if r.goal))]
-        planar = any(f.bits in PLANAR_ONLY for f in formats)
-        params = {"checkpoint_format": "gptq_p" if planar else "gptq_v2" if any(f.zero == "int" for f in formats) else "gptq"}
-        goal = replace(goal, params=params)
-        out = [replace(r, goal=r.goal and replace(r.goal, params=params)) for r in out]
+    formats = [format_named(str(g.target.codec)) for g in (goal, *(r.goal for r in out if r.goal))]
+    # Asymmetric rounding finds zero points of 0.
+    params = goal.writer.checkpoint_params(goal.params, formats, lambda: all(f.zero == "none" for f in formats))
+    goal = replace(goal, params=params)
+    out = [replace(r, goal=r.goal and replace(r.goal, params=params)) for r in out]
     return Recipe(goal, tuple(out), mix or "")
 
 
@@ -141,7 +136,7 @@ def format_for(goal: Goal, dtype: str, shape: tuple[int, ...]) -> tuple[Format, 
     why = _refusal(fmt, shape, goal)
     if not why:
         return fmt, ""
-    if goal.layout == "gguf" and goal.target.codec in GGML_BY_CODEC:
+    if goal.writer.container == "gguf" and goal.target.codec in GGML_BY_CODEC:
         # llama.cpp's own fallback for rows that are not whole super-blocks.
         wide = replace(goal, target=replace(goal.target, codec="q8_0", group_size=None))
         other = _format(wide, dtype)
@@ -171,10 +166,7 @@ def _refusal(fmt: Format, shape: tuple[int, ...], goal: Goal) -> str:
         family_of(fmt).geometry(fmt, shape)
     except ShapeError as error:
         return str(error)
-    if goal.layout == "mlx" and fmt.group_size != -1 and (k % fmt.group_size or k * fmt.bits % 32):
-        return f"[quantize] {fmt} with rows of {k}; MLX wants whole groups of {fmt.group_size}"
     if fmt.bits == 4 and k % 2 and fmt.element == "e2m1":
         return f"[quantize] {fmt} with rows of {k}; two codes share a byte, so k must be even"
-    if goal.layout == "awq-gemm" and shape[-2] * fmt.bits % 32:
-        return f"[quantize] {fmt} with {shape[-2]} outputs; AWQ packs {32 // fmt.bits} of them a word"
-    return ""
+    unfilled = goal.writer.unfilled(fmt, shape)
+    return unfilled and f"[quantize] {fmt} with {unfilled}"

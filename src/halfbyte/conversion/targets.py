@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import FormatError, LayoutError
 from ..formats import format_named
-from ..layouts import LAYOUTS, Holds, layout_aliases, written_layouts
+from ..layouts import LAYOUTS, Holds, Layout, layout_aliases, written_layouts
 from ..spec import FLOAT_SCALES, Format, Target
 from ..tensor.qtensor import QTensor
 from .codebook_edges import holds_codebook
@@ -35,6 +35,11 @@ class Goal:
     @property
     def layout(self) -> str:
         return self.target.layout
+
+    @property
+    def writer(self) -> Layout:
+        """The layout called so: what a target needs and can hold is asked of it."""
+        return LAYOUTS[self.layout]
 
     def __str__(self) -> str:
         return str(self.target)

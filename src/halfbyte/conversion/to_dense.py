@@ -39,6 +39,7 @@ from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..errors import CheckpointError, FormatError, HalfbyteError
 from ..gguf_models.model_files import model_files
 from ..gguf_models.view import ModelView, as_model, no_model
+from ..layouts import LAYOUTS
 from ..numerics.exact import dtype_named
 from ..tensor.qtensor import QTensor
 from ..tensor.row_view import RowView, Source
@@ -166,7 +167,7 @@ def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]
             else:
                 found.append(Output(info.key, info, info.dtype, info.shape))
             continue
-        if info.layout in ("gpt-oss", "modelopt-stack") and len(info.shape) == 3:
+        if info.layout and LAYOUTS[info.layout].inputs_first and len(info.shape) == 3:
             e, n, k = info.shape
             found.append(Output(info.key, info, dtype, (e, k, n), transposed=True))
         else:

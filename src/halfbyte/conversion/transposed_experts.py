@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.views.base import View
 from ..errors import plural
+from ..layouts import LAYOUTS
 from ..tensor.qtensor import QTensor
 from .recipe import DTYPES, Recipe
 from .unit import is_gpt_oss
 
 STACK = re.compile(r".*\.experts\.(gate_up_proj|down_proj|fc[12]\.weight)")
-HOLDERS = ("gpt-oss", "halfbyte")
+HOLDERS = tuple(name for name, layout in LAYOUTS.items() if layout.stacks_only or layout.container == "halfbyte")
 """Layouts whose loaders read such a stack."""
 
 

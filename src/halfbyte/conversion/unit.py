@@ -167,7 +167,7 @@ def _named(name: str, outcome: Outcome, goal: Goal) -> dict[str, NDArray[Any]]:
 
 def stored_tensors(outcome: Outcome, goal: Goal) -> Mapping[str, NDArray[Any]]:
     """The tensors of a packed weight in a file of the target, by suffix."""
-    return OwnLayout().pack(outcome.weight, {}) if goal.layout == "halfbyte" else outcome.tensors
+    return OwnLayout().pack(outcome.weight, {}) if goal.writer.container == "halfbyte" else outcome.tensors
 
 
 def _record(info: TensorInfo, outcomes: list[Outcome]) -> Record:
@@ -190,7 +190,7 @@ def _worse(a: ErrorStats, b: ErrorStats) -> ErrorStats:
 
 def _copied(array: NDArray[Any], info: TensorInfo, goal: Goal, checkpoint: Checkpoint) -> Unit:
     arrays = {info.key: array}
-    if goal.layout == "mlx" and is_gpt_oss(checkpoint):
+    if goal.writer.engine_names and is_gpt_oss(checkpoint):
         arrays = dict(_as_mlx_has_it(info.key, array))
     record = Record(info.key, COPIED, "", info.dtype, info.dtype, info.nbytes, array.nbytes)
     return Unit(arrays, record, (), tuple(DenseTensor(n, a.shape) for n, a in arrays.items()))
@@ -204,7 +204,7 @@ def is_gpt_oss(checkpoint: Checkpoint) -> bool:
 def _pieces(key: str, weight: QTensor, goal: Goal, checkpoint: Checkpoint) -> Iterator[tuple[str, QTensor]]:
     """The modules of the target that `key` becomes."""
     path, _, last = key.rpartition(".")
-    if weight.ndim > 2 and goal.layout == "mlx" and last == "gate_up_proj" and is_gpt_oss(checkpoint):
+    if weight.ndim > 2 and goal.writer.engine_names and last == "gate_up_proj" and is_gpt_oss(checkpoint):
         yield f"{path}.gate_proj", every_other_row(weight, 0)
         yield f"{path}.up_proj", every_other_row(weight, 1)
     else:

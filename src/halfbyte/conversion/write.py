@@ -32,7 +32,6 @@ from ..formats import format_named
 from ..gguf_models.to_gguf import GGUFView, as_gguf
 from ..gguf_models.view import ModelView, as_model, with_older_names
 from ..layouts import written_layouts
-from ..layouts.gptq import PLANAR_ONLY
 from ..layouts.quant_config.writer import EMBEDDINGS, ConfigFiles, DenseTensor
 from .gguf_names import RenamedLike
 from .run import ConversionRun, Converted, Progress, identity, input_files, resumed_units
@@ -81,9 +80,9 @@ def convert_checkpoint(
         checkpoint = RenamedLike(checkpoint, rows_by_name(like))
     else:
         check_suffix(expanded(out), goal)
-        checkpoint = as_gguf(checkpoint) if goal.layout == "gguf" else as_model(checkpoint, goal.layout)
+        checkpoint = as_gguf(checkpoint) if goal.writer.container == "gguf" else as_model(checkpoint, goal.layout)
         # A ModelView stacks experts itself, and a GGUF that is no model keeps its names.
-        if goal.layout == "mlx" and not isinstance(checkpoint, ModelView | GGUFCheckpoint):
+        if goal.writer.engine_names and not isinstance(checkpoint, ModelView | GGUFCheckpoint):
             checkpoint = MLXExperts(checkpoint)
     return write_checkpoint(
         checkpoint,
@@ -118,21 +117,21 @@ def write_checkpoint(
     if goal.layout not in written_layouts():
         raise LayoutError(f"[convert] no writer for {goal.layout} checkpoints; there are {', '.join(written_layouts())}")
     check_output(checkpoint.path, out, goal, overwrite, plan, input_files(checkpoint))
-    goal = goal if rounding is not None else _with_gptq_version(checkpoint, goal)
+    goal = goal if rounding is not None else _with_shared_params(checkpoint, goal)
     keys, dropped = _keys(checkpoint, goal)
     count = workers or min(4, os.cpu_count() or 1)
     run = ConversionRun(checkpoint, goal, keys, count, lossy, progress, rounding, method)
-    if goal.layout == "gguf":
+    if goal.writer.container == "gguf":
         gguf_template(checkpoint)  # a plan too
     if not (plan or lossy or rounding is not None):
         run.try_first_rows()
-    beside, notes = ({}, []) if goal.layout == "gguf" else beside_weights(checkpoint, out)
+    beside, notes = ({}, []) if goal.writer.container == "gguf" else beside_weights(checkpoint, out)
     result = Converted(out, goal, dropped=dropped, notes=notes)
     result.dropped += checkpoint.left_out if isinstance(checkpoint, RenamedLike) else []
     result.notes += checkpoint.notes if isinstance(checkpoint, GGUFView) else []
     if plan:
         result.records = [u.record for u in run.units(keys, write=False)]
-    elif goal.layout == "gguf":
+    elif goal.writer.container == "gguf":
         write_gguf(run, out, result)
     elif out.suffix == ".safetensors":
         _write_file(run, out, result)
@@ -143,7 +142,7 @@ def write_checkpoint(
 
 def _write_folder(run: ConversionRun, out: Path, result: Converted, limit: int, beside: Mapping[str, Any]) -> None:
     checkpoint, goal = run.checkpoint, run.goal
-    metadata = {"format": "halfbyte", "version": "1"} if goal.layout == "halfbyte" else {"format": "pt"}
+    metadata = {"format": "halfbyte", "version": "1"} if goal.writer.container == "halfbyte" else {"format": "pt"}
     carried = _carried(checkpoint)
     with ResumableFolder(out, identity(run, limit), limit, metadata) as folder:
         units = [from_note(note) for note in folder.notes if note]
@@ -162,11 +161,11 @@ def _write_folder(run: ConversionRun, out: Path, result: Converted, limit: int, 
             folder.discard()  # it would happen again
             raise
         result.records = [u.record for u in units]
-        result.files = folder.finish({**_json_files(checkpoint, files, goal.layout), **beside}, carried)
+        result.files = folder.finish({**_json_files(checkpoint, files, goal), **beside}, carried)
 
 
 def _write_file(run: ConversionRun, out: Path, result: Converted) -> None:
-    own = run.goal.layout == "halfbyte"
+    own = run.goal.writer.container == "halfbyte"
     make_folder(out.absolute().parent, out)
     metadata = {"format": "halfbyte", "version": "1"} if own else {"format": "pt"}
     with SafetensorsWriter(out, metadata, 6 * len(run.keys), identity(run)) as file:
@@ -195,14 +194,14 @@ def _config_files(units: Sequence[Unit], goal: Goal) -> ConfigFiles:
     return write_config(goal.layout, packed, dense) if packed else ConfigFiles({})
 
 
-def _json_files(checkpoint: Checkpoint, files: ConfigFiles, layout: str) -> dict[str, Any]:
+def _json_files(checkpoint: Checkpoint, files: ConfigFiles, goal: Goal) -> dict[str, Any]:
     """config.json, the source's with another quantization config, and further JSON files of the
     target.
     """
     described = isinstance(checkpoint, ModelView) or (folder_of(checkpoint) or Path()).joinpath("config.json").is_file()
     own = checkpoint.config if described else {}
     config = {**untied(without_quantization(own), checkpoint), **files.entries}
-    if layout == "mlx" and own:
+    if goal.writer.engine_names and own:
         config = with_older_names(config)
     return {**({"config.json": config} if config else {}), **files.beside}
 
@@ -229,7 +228,7 @@ def _carried(checkpoint: Checkpoint) -> dict[str, Path]:
 
 def _keys(checkpoint: Checkpoint, goal: Goal) -> tuple[list[str], list[str]]:
     """Keys to convert, and those that are dropped."""
-    if isinstance(checkpoint, AlternatingRows) and goal.layout == "gptq":
+    if isinstance(checkpoint, AlternatingRows) and "gptqmodel" in goal.writer.producers:
         raise CheckpointError(
             f"[convert] {checkpoint.path}: GPTQModel keeps gpt-oss's gate and up as halves of alternating rows, and it alone "
             "reads a GPTQ of gpt-oss: with rows sorted by name it would read most rows wrongly. Write another layout"
@@ -238,46 +237,41 @@ def _keys(checkpoint: Checkpoint, goal: Goal) -> tuple[list[str], list[str]]:
     dropped: list[str] = []
     for info in checkpoint.infos():
         module, _, last = info.key.rpartition(".")
-        if last == "pre_quant_scale" and goal.layout not in ("modelopt", "halfbyte"):
+        if last == "pre_quant_scale" and not goal.writer.input_scales:
             raise CheckpointError(
                 f"[convert] {info.key} scales the inputs of {module}, and {goal.layout} cannot store it: without it the "
                 "weights are another model. Write modelopt or halfbyte"
             )
-        dropped_here = last in ACTIVATION_SCALES and module in checkpoint and goal.layout not in (checkpoint.format, "halfbyte")
+        kept_here = goal.layout == checkpoint.format or goal.writer.container == "halfbyte"
+        dropped_here = last in ACTIVATION_SCALES and module in checkpoint and not kept_here
         (dropped if dropped_here else keys).append(info.key)
     return keys, dropped
 
 
-def _with_gptq_version(checkpoint: Checkpoint, goal: Goal) -> Goal:
-    """The goal with one GPTQ version for the checkpoint: v1, which every reader supports, if all
-    zero points are 2^(bits−1).
-
-    Others are written as v2: v1 has no code for 0, and GPTQModel refuses asymmetric v1 files of any
-    writer but itself. With a weight of 5, 6 or 7 bits the whole checkpoint is planar.
-    """
-    if goal.layout != "gptq" or "checkpoint_format" in goal.params:
-        return goal
+def _with_shared_params(checkpoint: Checkpoint, goal: Goal) -> Goal:
+    """The goal with the parameters that all weights of the checkpoint share."""
     codec = goal.target.codec
-    widths = {format_named(codec).bits} if codec else {i.format.bits for i in checkpoint.infos() if i.format is not None}
-    if widths & set(PLANAR_ONLY):
-        return replace(goal, params={**goal.params, "checkpoint_format": "gptq_p"})
-    version = "gptq"
+    formats = (format_named(codec),) if codec else (i.format for i in checkpoint.infos() if i.format is not None)
+    return replace(goal, params=goal.writer.checkpoint_params(goal.params, formats, lambda: _zeros_are_middle(checkpoint)))
+
+
+def _zeros_are_middle(checkpoint: Checkpoint) -> bool:
+    """Whether every zero point is 2^(bits-1), as those of integers without any are."""
     for info in checkpoint.infos():
         fmt = info.format
         if fmt is None or (fmt.element == "int" and fmt.zero == "none"):
             continue
         zeros = checkpoint.zero_points(info.key) if fmt.zero == "int" else None
         if zeros is None or bool((zeros != 1 << (fmt.bits - 1)).any()):
-            version = "gptq_v2"
-            break
-    return replace(goal, params={**goal.params, "checkpoint_format": version})
+            return False
+    return True
 
 
 def check_suffix(out: Path, goal: Goal) -> None:
     """CheckpointError when the name of `out` is not that of the target's kind of file."""
-    if goal.layout == "gguf" and out.suffix != ".gguf":
+    if goal.writer.container == "gguf" and out.suffix != ".gguf":
         raise CheckpointError(f"[convert] {out}: a gguf target is one file, named *.gguf")
-    if goal.layout != "gguf" and out.suffix == ".gguf":
+    if goal.writer.container != "gguf" and out.suffix == ".gguf":
         raise CheckpointError(f"[convert] {out}: {goal.layout} is written as a folder, or as one file named *.safetensors")
 
 
@@ -287,5 +281,5 @@ def check_output(source: Path, out: Path, goal: Goal, overwrite: bool, plan: boo
     """
     check_suffix(out, goal)
     if not plan:
-        suffixes = (".gguf",) if goal.layout == "gguf" else (".safetensors",)
+        suffixes = (".gguf",) if goal.writer.container == "gguf" else (".safetensors",)
         check_output_path("convert", source, out, overwrite, suffixes, inputs)

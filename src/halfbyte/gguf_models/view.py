@@ -27,6 +27,7 @@ from ..checkpoints import Checkpoint, TensorInfo, expert_names
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.views.base import View
 from ..errors import CheckpointError, UnsupportedError, plural
+from ..layouts import LAYOUTS
 from ..numerics.exact import dtype_named
 from ..spec import Format
 from ..tensor.concat import concat_rows, incompatibility, moved_units, take_inputs, take_rows
@@ -607,7 +608,8 @@ def as_model(checkpoint: Checkpoint, layout: str, **options: Any) -> Checkpoint:
     """
     if not isinstance(checkpoint, GGUFCheckpoint):
         return checkpoint
-    by_layout = {"switch": layout == "mlx", "published": True, "joined": layout not in ("", "mlx"), "dense": not layout}
+    own_names = bool(layout) and LAYOUTS[layout].engine_names
+    by_layout = {"switch": own_names, "published": True, "joined": bool(layout) and not own_names, "dense": not layout}
     try:
         return ModelView(checkpoint, **{**by_layout, **options})
     except (UnsupportedError, CheckpointError):

@@ -19,7 +19,7 @@ from end to end.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -100,6 +100,12 @@ class Layout(ABC):
     engine         the one engine that its files are for, which multiplies packed embeddings and
                    heads, and each projection of an expert on its own; "" where several read them
     splits_stacks  conversions write a stack of experts as one matrix for each
+    stacks_only    conversions write stacks of experts in it, and leave every other weight dense
+    one_format     its config has no formats of single modules
+    engine_names   a folder of it has its engine's names of experts, and older ones in its config
+    inputs_first   dense, a stack of it has its inputs before its outputs, as transformers has them
+    alternating    rows of gate and up alternate in a stack that holds both
+    input_scales   it keeps `pre_quant_scale`, by which inputs are multiplied, beside a weight
     config_reader  the class that reads its producer's quantization config, None without one
     required       suffixes that are always there
     optional       suffixes that belong to the weight when they are there; all others (`bias`) stay
@@ -122,6 +128,12 @@ class Layout(ABC):
     container: ClassVar[str] = "safetensors"
     engine: ClassVar[str] = ""
     splits_stacks: ClassVar[bool] = False
+    stacks_only: ClassVar[bool] = False
+    one_format: ClassVar[bool] = False
+    engine_names: ClassVar[bool] = False
+    inputs_first: ClassVar[bool] = False
+    alternating: ClassVar[bool] = False
+    input_scales: ClassVar[bool] = False
     config_reader: ClassVar[type[ConfigReader] | None] = None
     required: ClassVar[tuple[str, ...]]
     optional: ClassVar[tuple[str, ...]] = ()
@@ -172,6 +184,21 @@ class Layout(ABC):
         it depends on the values.
         """
         return ""
+
+    def unfilled(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        """Which groups or words a weight of this shape would not fill, as what it has and what is
+        wanted: a model is quantized without such a weight. "" where there is none.
+        """
+        return ""
+
+    def checkpoint_params(self, given: Config, formats: Iterable[Format], usual_zeros: Callable[[], bool]) -> Config:
+        """Parameters that all weights of a checkpoint share: `given`, and what the weights decide.
+
+        formats      of the weights
+        usual_zeros  whether their zero points are those that every reader takes; costly, so only
+                     called where it decides
+        """
+        return given
 
     @abstractmethod
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:

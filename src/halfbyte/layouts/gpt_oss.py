@@ -47,6 +47,7 @@ class GptOss(Layout):
     required = ("blocks", "scales")
     parts: ClassVar[dict[str, str]] = {"blocks": "codes"}
     separator = "_"
+    stacks_only = one_format = inputs_first = alternating = True
 
     def describe(self, tensors: Mapping[str, HasHeader], config: Config, name: str = "") -> Described:
         full = {_full(name, s): t for s, t in tensors.items()}

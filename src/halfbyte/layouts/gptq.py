@@ -28,7 +28,7 @@ int16 or int64 (`pack_dtype`): the same bit stream in words of another width. 5,
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -342,6 +342,17 @@ class GPTQ(Layout):
         zeros += 1
         return zeros if how.writer == "autogptq" else zeros & np.int16((1 << bits) - 1)
 
+    def checkpoint_params(self, given: Config, formats: Iterable[Format], usual_zeros: Callable[[], bool]) -> Config:
+        """One `checkpoint_format` for all: planar beside a weight of 5, 6 or 7 bits, else v1, which
+        every reader takes, where all zero points are usual ones, 2^(bits-1). v1 has no code for 0,
+        and GPTQModel refuses asymmetric v1 files of any writer but itself.
+        """
+        stated, widths = given.get("checkpoint_format"), {fmt.bits for fmt in formats}
+        planar = not widths.isdisjoint(PLANAR_ONLY)
+        if stated == "gptq_v2" and planar and 3 in widths:  # readers take 3 bits beside 5 as planar
+            stated = "gptq_p"
+        return {**given, "checkpoint_format": stated or ("gptq_p" if planar else "gptq" if usual_zeros() else "gptq_v2")}
+
     def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
         return integer_misfit(fmt, shape, BITS)
 
@@ -408,7 +419,7 @@ class GPTQ(Layout):
             "group_size": q.format.group_size,
             "sym": bool((zeros == middle).all()),
             "desc_act": "group_index" in q.parts,
-            "checkpoint_format": "gptq_p" if q.format.bits in PLANAR_ONLY else "gptq" if v1 else "gptq_v2",
+            **self.checkpoint_params({}, [q.format], lambda: v1),
         }
 
     def write_config(self, packed: Sequence[PackedModule], dense: Sequence[DenseTensor]) -> ConfigFiles:

@@ -96,8 +96,10 @@ class HQQConfig(ConfigReader):
         tables = ("weight_quant_params",) if "weight_quant_params" in self._quant else tuple(self._quant)
         for name in tables:
             entry = self._quant[name]
-            if entry is not None and not isinstance(entry, dict):
-                raise CheckpointError(f"[config] {where}: quant_config {name!r} is {entry!r:.80}; wanted an object")
+            inner = entry.get("weight_quant_params") if isinstance(entry, dict) else None
+            for value in (entry, inner):
+                if value is not None and not isinstance(value, dict):
+                    raise CheckpointError(f"[config] {where}: quant_config {name!r} is {value!r:.80}; wanted an object")
 
     @classmethod
     def recognises(cls, raw: Mapping[str, Any]) -> bool:
@@ -343,7 +345,7 @@ def _state(q: QTensor, kept: Mapping[str, Any], packing: str, axis: int, group: 
     old = kept.get("state")
     if isinstance(old, Mapping):
         out = {s: np.frombuffer(bytes.fromhex(h), np.dtype(d)).reshape(shape) for s, (d, shape, h) in old.items()}
-        if "shape" not in out or tuple(out["shape"]) == q.shape:
+        if "shape" not in out or tuple(out["shape"].reshape(-1)) == q.shape:
             return out
     elif kept:
         return {}

@@ -49,6 +49,7 @@ class MetalMarlin(Layout):
     name = "metal-marlin"
     holds = Holds(("int4", "uint4", "fp4"), "matrices and stacks whose rows are whole words of 8 codes")
     config_reader = MetalMarlinConfig
+    one_format = True
     required = ("qweight", "scales")
     parts: ClassVar[dict[str, str]] = {"qweight": "codes"}
     optional = ("zeros",)

@@ -110,6 +110,7 @@ class MLX(Layout):
         wider=(2, 3, 4, 5, 6, 8),
     )
     engine = "mlx-lm"
+    engine_names = True
     config_reader = MLXConfig
     required = ("weight", "scales")
     optional: ClassVar[tuple[str, ...]] = ("biases", "global_scale")
@@ -201,6 +202,11 @@ class MLX(Layout):
             if fmt.global_op:
                 parts["global_scale"] = tensors["global_scale"]
         return QTensor(fmt, shape, parts, origin="mlx", details=details, name=name)
+
+    def unfilled(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        size, k = fmt.group_size, shape[-1]
+        unfilled = size != -1 and (k % size or k * fmt.bits % 32)
+        return f"rows of {k}; MLX wants whole groups of {size}" if unfilled else ""
 
     def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
         if fmt.family == "affine" and fmt.group_size not in _AFFINE_GROUPS:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from ..errors import FormatError, HalfbyteError, LayoutError
 from ..formats import EXTRA_PARTS, FAMILIES, family_of
-from ..spec import Format
+from ..spec import SCALE_KINDS, Format
 from ..tensor.qtensor import QTensor
 from .base import Array, Config, Described, HasHeader, Layout, Tensors, label, sizes_of
 from .quant_config.writer import ConfigFiles, DenseTensor, PackedModule
@@ -38,6 +38,7 @@ class Native(Layout):
     name = "halfbyte"
     aliases: ClassVar[dict[str, dict[str, Any]]] = {"native": {}}
     container = "halfbyte"
+    input_scales = True
     required: ClassVar[tuple[str, ...]] = ()
     optional: ClassVar[tuple[str, ...]] = PARTS
 
@@ -134,6 +135,8 @@ def format_from_json(data: Any) -> Format:
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
             raise FormatError(f"[format] {key} is {value!r:.80}; wanted {known[key].type}")
     fmt = Format(**data)
+    if fmt.scale not in SCALE_KINDS:
+        raise FormatError(f"[format] scale is {fmt.scale!r:.80}; allowed: {', '.join(SCALE_KINDS)}")
     tile = (fmt.group_rows, fmt.group_size)
     sizes_fit = all(size == -1 or 1 <= size < 1 << 31 for size in tile)
     if fmt.family not in FAMILIES or (not 1 <= fmt.bits <= 8 and not fmt.opaque) or not sizes_fit:

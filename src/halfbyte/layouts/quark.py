@@ -233,7 +233,7 @@ class Quark(Layout):
         rows, words = tensors["weight"].shape
         require(self.name, tensors, "weight_scale", name, FLOATS)
         scheme, size, symmetric = (config.get(key) for key in ("qscheme", "group_size", "symmetric"))
-        if scheme not in ("per_group", "per_channel") or symmetric is None or config.get("pack_method") not in NIBBLES:
+        if scheme not in ("per_group", "per_channel") or symmetric is None or str(config.get("pack_method")) not in NIBBLES:
             raise LayoutError(
                 f"[quark] {name or 'weight'}: qscheme {scheme!r}, symmetric {symmetric!r} and export.pack_method "
                 f"{config.get('pack_method')!r} in the quantization config; 4-bit words need per_group or per_channel, true or "

@@ -69,9 +69,7 @@ class TorchAOConfig(SkipListReader):
         if not isinstance(kinds, dict):
             return params
         kind = kinds.get("default", kinds)
-        data = kind.get("_data") if isinstance(kind, dict) else None
-        if data is not None and not isinstance(data, dict):
-            raise CheckpointError(f"[config] {self.where}: quant_type has _data {data!r:.80}; wanted an object")
+        data = self._data(kind)
         table = next((v for v in data.values() if isinstance(v, dict) and "_default" in v), None) if data else None
         if table is not None:
             own = {k: v or False for k, v in table.items() if k != "_default"}
@@ -79,8 +77,15 @@ class TorchAOConfig(SkipListReader):
             kind = table["_default"] if kind is None else kind
             if not kind:
                 return None
-            data = kind.get("_data") if isinstance(kind, dict) else None
-        return {**params, **(data or {}), "_type": kind.get("_type") if isinstance(kind, dict) else None}
+            data = self._data(kind)
+        return {**params, **data, "_type": kind.get("_type") if isinstance(kind, dict) else None}
+
+    def _data(self, kind: Any) -> dict[str, Any]:
+        """The arguments of a config object."""
+        data = kind.get("_data") if isinstance(kind, dict) else None
+        if data is not None and not isinstance(data, dict):
+            raise CheckpointError(f"[config] {self.where}: quant_type has _data {data!r:.80}; wanted an object")
+        return data or {}
 
 
 def _entry_of(table: Mapping[str, Any], module: str) -> Any:

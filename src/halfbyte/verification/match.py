@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from ..checkpoints import TensorInfo, expert_names
 from ..errors import CheckpointError
+from ..layouts import LAYOUTS
 from .names import PLUS_ONE_GGUF, ROTARY_GGUF, TRANSPOSED_EXPERTS, Dialect, Rules, canonical_names, module_of
 
 _QKV = re.compile(r"(.*self_attn\.)qkv_proj(\.bias)?")
@@ -159,7 +160,9 @@ def _atoms(side: Side, key: str, foreign: bool) -> list[Atom]:
     if stack and len(shape) == (2 if bias else 3):
         prefix, projection, tail = stack[1], stack[2], stack[3] or ""
         base = replace(_whole(side, key, foreign), vector=bias)
-        interleaved = side.infos[key].layout == "gpt-oss" or (side.dialect.architecture == "gpt_oss" and not side.dialect.gguf)
+        layout = side.infos[key].layout
+        interleaved = bool(layout) and LAYOUTS[layout].alternating
+        interleaved |= side.dialect.architecture == "gpt_oss" and not side.dialect.gguf
         found = expert_names.parse(key)
         if found is not None:
             interleaved = found.gate_up_alternate(interleaved)

@@ -95,7 +95,7 @@ def ggml_type(which: str | int) -> GGMLType:
     """The type of a name ("Q4_K", any case) or of a number in a file. Raises FormatError for one
     that is not listed.
     """
-    found = GGML_BY_ID.get(which) if isinstance(which, int) else GGML_TYPES.get(which.upper())
+    found = GGML_BY_ID.get(which) if isinstance(which, int) else GGML_TYPES.get(str(which).upper())
     if found is None:
         raise FormatError(f"[gguf] tensor type {which!r} is not known; known: {', '.join(f'{t.name} ({t.id})' for t in _ALL)}")
     return found

@@ -145,7 +145,7 @@ class AWQGemm(Layout):
     aliases: ClassVar[dict[str, dict[str, Any]]] = {"awq": {}}
     producers = ("autoawq",)
     holds = Holds(("int4", "uint4", "int8", "uint8"), "matrices with one float scale a group and outputs that fill whole words")
-    splits_stacks = True
+    splits_stacks = one_format = True
     config_reader = AWQConfig
     required = ("qweight", "qzeros", "scales")
     parts: ClassVar[dict[str, str]] = {"qweight": "codes", "qzeros": "zeros"}
@@ -175,6 +175,10 @@ class AWQGemm(Layout):
 
     def zero_points(self, tensors: Tensors, config: Config, name: str = "") -> Array:
         return _zeros(tensors, self.describe(tensors, config, name).format.bits)
+
+    def unfilled(self, fmt: Format, shape: tuple[int, ...]) -> str:
+        why = f"{shape[-2]} outputs; AWQ packs {32 // fmt.bits} of them a word"
+        return why if shape[-2] * fmt.bits % 32 else ""
 
     def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
         why = integer_misfit(fmt, shape, tuple(ORDER))

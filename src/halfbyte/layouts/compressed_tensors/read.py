@@ -65,8 +65,9 @@ def weight_args(config: Config) -> dict[str, Any]:
     `weights`, or a whole quantization config with a single group.
     """
     groups = config.get("config_groups")
-    if isinstance(groups, Mapping) and len(groups) == 1:
-        return {"format": config.get("format"), **weight_args(next(iter(groups.values())))}
+    group = next(iter(groups.values())) if isinstance(groups, Mapping) and len(groups) == 1 else None
+    if isinstance(group, Mapping):
+        return {"format": config.get("format"), **weight_args(group)}
     weights = config.get("weights")
     if isinstance(weights, Mapping):
         return {"format": config.get("format"), **weights}
@@ -440,7 +441,7 @@ class CompressedTensors(Layout):
         want_shape, half = scales_shape(fmt, shape), 1 << (fmt.bits - 1)
         where = label(name, "weight_zero_point")
         if fmt.zero != "int":
-            if zeros.view(np.uint8).any():
+            if any(zeros.tobytes()):
                 raise LayoutError(f"[{self.name}] {where} is {zeros.dtype} and not zero; a float weight has no zero point")
             details["zero_point"] = [zeros.dtype.name, list(zeros.shape)]
         elif zeros.dtype == I32 and "packing" in details and fmt.grouping == "row":

@@ -115,6 +115,7 @@ class ModelOpt(Layout):
         levels=("multiply",),
     )
     config_reader = ModelOptConfig
+    input_scales = True
     required = ("weight",)
     optional: ClassVar[tuple[str, ...]] = (
         "weight_scale",

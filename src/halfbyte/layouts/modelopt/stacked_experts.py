@@ -37,6 +37,7 @@ class ModelOptStack(Layout):
     parts: ClassVar[dict[str, str]] = {"": "codes", "weight_scale": "scales", "weight_scale_2": "global_scale"}
     harmless: ClassVar[dict[str, str]] = {"input_scale": "scale of the activations"}
     separator = "_"
+    inputs_first = True
 
     def accepts(self, headers: Mapping[str, HasHeader]) -> bool:
         # `PARAMETER` and `PARAMETER_weight_scale` are ordinary names; a stack of codes is not.
