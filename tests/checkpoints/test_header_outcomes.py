@@ -1,5 +1,5 @@
-"""Headers of safetensors and GGUF files of which one byte or number is another: the same outcomes as
-in data/header_outcomes.txt.
+"""Headers of safetensors and GGUF files of which one byte or number is another: the same outcomes
+as in data/header_outcomes.txt.
 """
 
 from __future__ import annotations

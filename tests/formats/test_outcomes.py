@@ -1,5 +1,5 @@
-"""Every codec in every group size and option: the same formats, refusals, rounded matrices and values
-as in data/format_outcomes.txt.
+"""Every codec in every group size and option: the same formats, refusals, rounded matrices and
+values as in data/format_outcomes.txt.
 """
 
 from __future__ import annotations
