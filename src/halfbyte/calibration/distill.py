@@ -18,8 +18,9 @@ A step passes through the model forward and backward, one layer's graph in memor
 the hidden states of its sequences and three numbers a group; codes take four numbers a weight, a
 position among them, which a scale that moves leaves where it is. Weights of small layers are
 decoded together, `TOGETHER` at a time, and where the graph of the whole model fits (`GRAPH`), each
-layer is run once instead of twice. On a GPU the layers' products have bfloat16 factors in training;
-states are judged in float32.
+layer is run once instead of twice. A packed head, which every step multiplies by three times, is
+decoded once where layers are kept. On a GPU products have bfloat16 factors in training; states are
+judged in float32.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from ..tensor.qtensor import QTensor
+from ..torch.modules import QLinear
 from .learned import GPTQ_NEAR, backpropagate, deterministic, quick_compiled_products, quick_products, split
 from .matrices import Matrix
 from .running import run_layer, without_layers
@@ -53,11 +55,13 @@ CHECKS = 4
 JUDGED = 256
 """Most sequences that decide which state is kept."""
 PRODUCTS = torch.bfloat16
-"""Factors of the layers' products on a GPU, in training."""
+"""Factors of the products on a GPU, in training."""
 GRAPH = 0.6
 """Share of a GPU's free memory that the graph of all layers may take (`_graph_bytes`)."""
 LOGITS = 1 << 28
 """Most logits that are computed at once where one sequence has fewer: 1 GiB of float32."""
+LOGITS_SHARE, LOGIT_BYTES = 0.25, 16
+"""Share of a GPU's free memory that more of them may take, and what each takes with its gradient."""
 KEPT_IN_MEMORY = 1 << 32
 """Bytes of float32 layers that are read once; of larger models they are read in every pass."""
 
@@ -117,6 +121,12 @@ def _free_bytes(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
 
 
+def _toward(dense: Tensor, logits: Tensor, scale: float) -> Tensor:
+    """The derivative of Σ p ln(p / q) · scale with respect to logits, q − p, in their dtype."""
+    q, p = (torch.softmax(x, -1, dtype=torch.float32) for x in (logits, dense))
+    return q.sub_(p).mul_(scale).to(logits.dtype)
+
+
 def _decoded(weights: Sequence[TrainableWeight]) -> list[Tensor]:
     return [w.value() for w in weights]
 
@@ -157,12 +167,16 @@ class Distillation:
         self._stacks: list[TrainableStack] = []
         self._kept: list[_Block] = []
         self._run = torch.compile(run_layer, dynamic=False) if compiled else run_layer
+        self._toward = torch.compile(_toward, dynamic=False) if compiled else _toward
         self._compiled = compiled
         self._norms: list[_Norm] = []
         self.changed_norms: list[tuple[int, str, Tensor]] = []
         """(layer, path in it, weight) of the norms that `train` changed."""
         if self._few:
             self._keep(norms)
+            self._decode_head()
+        room = _free_bytes(inputs[0].device) * LOGITS_SHARE / LOGIT_BYTES
+        self._at_once = max(LOGITS, 1 << int(room).bit_length() - 1) if room else LOGITS
         self._whole = self._few and self._graph_bytes() <= GRAPH * _free_bytes(inputs[0].device)
 
     def _new(self, q: QTensor) -> Ranges:
@@ -274,6 +288,16 @@ class Distillation:
             )
             first = end
 
+    def _decode_head(self) -> None:
+        """A packed head as a dense matrix."""
+        head = self.source.model.get_output_embeddings()
+        if isinstance(head, QLinear):
+            dense = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None, device="meta")
+            values = torch.from_numpy(head.canonical().dequantize("float32"))
+            dense.weight = nn.Parameter(values.to(self.inputs[0].device), requires_grad=False)
+            dense.bias = head.bias
+            self.source.model.set_output_embeddings(dense)
+
     def _in_stacks(self, weights: Sequence[TrainableWeight], norms: Sequence[_Norm]) -> Callable[[], list[Tensor]]:
         """Stacks of weights, and the function that decodes them in their order, then norms."""
         alike: dict[tuple[Any, int], list[int]] = defaultdict(list)
@@ -362,31 +386,30 @@ class Distillation:
 
     def _rows(self, count: int) -> Iterator[slice]:
         """Rows of a batch of `count` sequences whose logits are computed together."""
-        size = max(1, LOGITS // (len(self.ids[0]) * self.source.model.config.get_text_config().vocab_size))
+        size = max(1, self._at_once // (len(self.ids[0]) * self.source.model.config.get_text_config().vocab_size))
         return (slice(at, at + size) for at in range(0, count, size))
 
     def _logits(
         self, run: Callable[[Sequence[list[int]], Tensor], Tensor], sequences: Sequence[int], hidden: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(the dense model's, the packed model's with a graph), float32, of some sequences."""
+        """(the dense model's, the packed model's with a graph) of some sequences."""
         ids = [self.ids[i] for i in sequences]
         with torch.no_grad():
-            dense = run(ids, torch.cat([self.targets[i] for i in sequences])).float()
-        return dense, run(ids, hidden).float()
+            dense = run(ids, torch.cat([self.targets[i] for i in sequences]))
+        return dense, run(ids, hidden)
 
     def _kl(self, run: Callable[[Sequence[list[int]], Tensor], Tensor], sequences: Sequence[int], hidden: Tensor) -> Tensor:
         """The sum over some sequences of the mean divergence of each, a tensor."""
-        p, q = (torch.log_softmax(x, -1) for x in self._logits(run, sequences, hidden))
+        p, q = (torch.log_softmax(x.float(), -1) for x in self._logits(run, sequences, hidden))
         total: Tensor = (p.exp() * (p - q)).sum(-1).mean(-1).sum()
         return total
 
     def _backward_head(
         self, run: Callable[[Sequence[list[int]], Tensor], Tensor], sequences: Sequence[int], hidden: Tensor, count: int
     ) -> None:
-        """Gradients of `_kl` / count by what `hidden` is made of. With respect to logits the
-        derivative of Σ p ln(p / q) is q − p.
-        """
-        dense, logits = self._logits(run, sequences, hidden)
+        """Gradients of `_kl` / count by what `hidden` is made of."""
+        with torch.autocast(hidden.device.type, PRODUCTS, enabled=hidden.is_cuda):
+            dense, logits = self._logits(run, sequences, hidden)
         with torch.no_grad():
-            gradient = torch.softmax(logits, -1).sub_(torch.softmax(dense, -1)).div_(count * logits.shape[1])
+            gradient = self._toward(dense, logits, 1 / (count * logits.shape[1]))
         logits.backward(gradient)
