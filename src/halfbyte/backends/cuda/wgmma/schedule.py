@@ -55,7 +55,7 @@ def pays(m: int, w: CudaWeight) -> bool:
     """
     n, k = w.shape[-2:]
     least = FEW_INPUTS_LEAST if k < FEW_INPUTS and n < MANY_ROWS and not w.lanes else LEAST_TOKENS
-    if n >= MANY_ROWS and (w.lanes or w.super_scales is not None) and group_elements(w) <= 32:
+    if n >= MANY_ROWS and (w.lanes or w.super_scales is not None) and (group_elements(w) <= 32 or w.format.bits == 6):
         least = 5 if group_elements(w) == 16 else 9
     return m >= least and not (n <= FEW_ROWS and m > FEW_ROWS_MOST)
 
