@@ -1,0 +1,260 @@
+"""What the functions of `numerics`, and those of `formats` that are no codec, make of hard numbers.
+
+python -m support.number_outcomes             # in tests/: write data/number_outcomes.txt anew
+python -m support.number_outcomes bits        # print each case of a module and its outcome
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from halfbyte.errors import HalfbyteError
+from halfbyte.formats import codec_names
+from halfbyte.formats.composite import exact_product, slices
+from halfbyte.formats.exl3 import codebook_values, states, unpack_signs
+from halfbyte.formats.nested import dynamic_map, lane_sum, nest, nest_modelopt, nested_values
+from halfbyte.numerics import activations, bits, exact, minifloat, transpose
+from halfbyte.numerics.error_stats import error_stats
+from halfbyte.spec import Format
+from support.format_outcomes import formats_of
+from support.outcomes import checksum
+
+TABLE = Path(__file__).parents[1] / "data" / "number_outcomes.txt"
+Cases = Iterator[tuple[str, str, Callable[[], Any]]]
+FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
+
+
+def hard_numbers(dtype: Any) -> np.ndarray:
+    """Numbers of a type at and beside powers of two, ties, limits, zeros, infinities, NaN."""
+    powers = np.ldexp(1.0, np.arange(-150, 128, 3))
+    near = np.concatenate([powers, powers * 1.5, np.nextafter(powers, 0), np.nextafter(powers, 1e300), powers * (1 + 2.0**-11)])
+    small = np.concatenate([np.arange(-40, 40) / 16, np.arange(0, 512) / 8 + 2.0**-5, [65504, 65519, 65520, 448, 464, 480]])
+    every = np.concatenate([near, -near, small, [0.0, -0.0, np.inf, -np.inf, np.nan]])
+    return every.astype(dtype)
+
+
+def quiet(value: Any) -> int:
+    """Checksum in which every NaN is alike."""
+    if isinstance(value, (list, tuple)):
+        return checksum([quiet(v) for v in value])
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "bciuOU":
+        wide = np.asarray(value).astype(np.float64)
+        return checksum([str(value.dtype), np.where(np.isnan(wide), 0.0, wide), np.isnan(wide)])
+    return checksum(value)
+
+
+def of_minifloat() -> Cases:
+    elements = (*minifloat.MINIFLOATS, *minifloat.TABLES, "int", "uint", "mxint", "other")
+    for element in elements:
+        for width in (1, 2, 3, 4, 8):
+            yield "tables", f"{element} {width}", lambda e=element, w=width: minifloat.element_table(e, w)
+            yield "significant bits", f"{element} {width}", lambda e=element, w=width: minifloat.element_significant_bits(e, w)
+    for kind in ("e8m0", "e4m3", "ue4m3", "float16"):
+        yield "scales", kind, lambda k=kind: minifloat.scale_table(k)
+    yield "exponents", "", lambda: minifloat.e8m0_encode(np.arange(-300, 300))
+    for element in minifloat.MINIFLOATS:
+        values = minifloat.element_table(element, minifloat.MINIFLOATS[element].bits)
+        finite = np.unique(values[np.isfinite(values)] + 0.0)  # one zero
+        middle = (finite[1:] + finite[:-1]) / 2
+        x = np.concatenate([finite, middle, np.nextafter(middle, 1e9), np.nextafter(middle, -1e9), [-0.0, 1e9, -1e9]])
+        for ties in (*minifloat.TIES, "other"):
+            yield "rounding", f"{element} {ties}", lambda e=element, t=ties, x=x: minifloat.round_to_element(x, e, t)
+        for zeros in (*minifloat.ZEROS, "other"):
+            tiny = np.array([0.0, -0.0, 1e-9, -1e-9, 1.0, -1.0])
+            yield (
+                "zeros",
+                f"{element} {zeros}",
+                lambda e=element, z=zeros, x=tiny: minifloat.sign_zeros(minifloat.round_to_element(x, e), x, e, z),
+            )
+
+
+def of_activations() -> Cases:
+    for length in (*range(1, 300), 384, 512, 1000, 4096, 11008):
+        yield "segments", str(length), lambda n=length: activations.segment_length(n)
+    seen: dict[Format, None] = {}
+    for codec in codec_names():
+        for _, fmt in formats_of(codec):
+            if isinstance(fmt, Format):
+                seen[fmt] = None
+    for element, width in sorted({(f.element, f.bits) for f in seen if not f.opaque}):
+        yield "elements", f"{element} {width}", lambda e=element, b=width: activations.exact_in_e4m3(e, b)
+    for fmt in seen:
+        for mode in ("int8", "int8_token", "fp8"):
+            yield "refusals", f"{fmt!r} {mode}", lambda f=fmt, m=mode: activations.refusal(f, m)
+        if not fmt.opaque:
+            yield "spans", repr(fmt), lambda f=fmt: (
+                activations.product_bits(f), activations.is_integral(f),
+                [activations.activation_span(f, s) for s in (8, 16, 32, 64, 128)],
+            )  # fmt: skip
+    x = np.resize(np.nan_to_num(hard_numbers(np.float32), nan=3.0, posinf=5.0, neginf=-7.0), (6, 256)) * np.float32(2.0**-30)
+    rows = [
+        np.zeros(256),
+        np.full(256, np.nan),
+        np.full(256, np.inf),
+        np.arange(256) - 128.0,
+        np.where(np.arange(256) % 9, 0, 448.0),
+    ]
+    x = np.concatenate(
+        [x, np.stack(rows).astype(np.float32), np.float32([[1e-36], [9e-37], [1e-40], [1e38]]) * np.ones(256, np.float32)]
+    )
+    for span in (8, 32, 100, 128, 256):
+        yield "int8", str(span), lambda s=span: activations.round_int8(x, s)
+    yield "fp8", "", lambda: activations.round_e4m3(x)
+    index = (np.arange(256) * 7 % 8).astype(np.int32)
+    for fmt in list(seen)[::5]:
+        if not fmt.opaque and fmt.grouping in ("row", "block") and (fmt.group_size == -1 or 256 % fmt.group_size == 0):
+            for mode in ("int8", "int8_token", "fp8"):
+                yield "rounded", f"{fmt!r} {mode}", lambda f=fmt, m=mode: activations.rounded(x, f, m)
+                if fmt.group_size == 32:
+                    yield "rounded by index", f"{fmt!r} {mode}", lambda f=fmt, m=mode: activations.rounded(x, f, m, index)
+
+
+def of_bits() -> Cases:
+    for width in range(1, 9):
+        for k in (*range(40), 63, 64, 65, 127, 128, 129, 1000):
+            codes = ((np.arange(3 * k).reshape(3, k) * 37 + 11) % (1 << width)).astype(np.uint8)
+            yield f"{width} bits", f"pack {k}", lambda c=codes, w=width: bits.pack(c, w)
+            yield f"{width} bits", f"unpack {k}", lambda c=codes, w=width, k=k: bits.unpack(bits.pack(c, w), w, k)
+            data = np.full((2, -(-k * width // 8)), 0xFF, np.uint8)
+            yield f"{width} bits", f"padding {k}", lambda d=data, w=width, k=k: bits.padding_is_zero(d, w, k)
+        for wrong in (
+            np.full((2, 8), 1 << width, np.int64),
+            np.full((2, 8), -1),
+            np.zeros(8, np.uint8),
+            np.zeros((0, 4), np.uint8),
+        ):
+            yield f"{width} bits", f"{wrong.shape} of {wrong.dtype}", lambda a=wrong, w=width: bits.pack(a, w)
+
+
+def of_exact() -> Cases:
+    wide = hard_numbers(np.float64)
+    for dtype in FLOATS:
+        yield "once", str(np.dtype(dtype)), lambda d=dtype: exact.round_once(wide, d)
+        for shift in (1, 7, 50, 200):
+            terms = [wide, np.roll(wide, shift), np.roll(wide, 3 * shift) * 2.0**-60]
+            yield "sums", f"{np.dtype(dtype)} {shift}", lambda t=terms, d=dtype: exact.round_sum(t, d)
+            yield "sums", f"{np.dtype(dtype)} {shift} of two", lambda t=terms, d=dtype: exact.round_sum(t[:2], d)
+            yield "quotients", f"{np.dtype(dtype)} {shift}", lambda t=terms, d=dtype: exact.round_quotient(t[:1], t[1], d)
+            yield "quotients", f"{np.dtype(dtype)} {shift} of two", lambda t=terms, d=dtype: exact.round_quotient(t[:2], t[2], d)
+    some = wide[np.isfinite(wide) & (np.abs(wide) < 1e100)]
+    yield "two", "sum", lambda: exact.two_sum(some, np.roll(some, 5))
+    yield "two", "product", lambda: exact.two_product(some, np.roll(some, 5))
+    yield "two", "to odd", lambda: exact.to_odd(*exact.two_sum(some, np.roll(some, 9)))
+    yield "distil", "", lambda: exact.distil([some, np.roll(some, 1), np.roll(some, 2), np.roll(some, 3) * 2.0**-70])
+    for word in ("float16", "bfloat16", "float32", "float64", np.float32, "half", "int8", "float8_e4m3fn", 3):
+        yield "dtypes", str(word), lambda w=word: exact.dtype_named(w).name
+
+
+def of_transpose() -> Cases:
+    for dtype in (np.uint8, np.int16, np.float32, np.float64, np.complex64):
+        for shape in ((0, 3), (1, 1), (3, 5), (8, 64), (65, 129), (2, 3, 4), (128, 256)):
+            x = (np.arange(int(np.prod(shape))).reshape(shape) * 31 % 251).astype(dtype)
+            yield "arrays", f"{np.dtype(dtype)} {shape}", lambda x=x: np.array(transpose.transpose(x))
+    orders = (tuple(range(8)), (0, 4, 1, 5, 2, 6, 3, 7), (7, 6, 5, 4, 3, 2, 1, 0))
+    for rows, columns in ((8, 8), (16, 24), (40, 64), (8, 12), (1, 8), (24, 20)):
+        x = (np.arange(rows * ((columns + 1) // 2)).reshape(rows, -1) * 73 % 256).astype(np.uint8)
+        # Any order but the natural one needs whole eights.
+        for order in orders if rows % 8 == 0 else orders[:1]:
+            for out in orders if columns % 8 == 0 else orders[:1]:
+                case = f"{rows} by {columns} {order} {out}"
+                yield "nibbles", case, lambda x=x, c=columns, a=order, b=out: transpose.transpose_nibbles(x, c, a, b)
+                yield (
+                    "nibbles",
+                    f"{case} in numpy",
+                    lambda x=x, c=columns, a=order, b=out: transpose.transpose_nibbles_numpy(x, c, a, b),
+                )
+
+
+def of_error_stats() -> Cases:
+    base = np.array([[1.0, -2.0, 0.0, 4.0], [0.0, 0.0, 0.0, 0.0], [1e200, 1e-200, 3.0, -3.0]])
+    for at in range(12):
+        for value in (0.0, -0.0, 1.0, -2.0, 5.0, np.inf, -np.inf, np.nan, 1e-310, 1e308):
+            other = base.copy()
+            other.flat[at] = value
+            for a, b, way in ((base, other, "to"), (other, base, "from"), (other, other, "beside")):
+                yield "one value", f"{at} {way} {value}", lambda a=a, b=b: _stats(error_stats(a, b))
+    whole = np.array([[1 << 53, (1 << 53) + 1, -3]])
+    for b in (whole, whole + 1, whole * 2, whole.astype(np.float64), np.zeros((1, 3), np.int64), np.zeros((1, 2))):
+        yield "integers", str(b), lambda b=b: _stats(error_stats(whole, b))
+    for shape in ((), (0,), (3,), (0, 4), (2, 0), (2, 3, 4)):
+        yield "shapes", str(shape), lambda s=shape: _stats(error_stats(np.ones(s), np.ones(s) * 2))
+
+
+def _stats(e: Any) -> list[str]:
+    numbers = [e.count, e.differing, e.max_abs_error, e.max_relative_error, e.worst, e.identical]
+    near = [float(f"{x:.9g}") for x in (e.relative_rms, e.cosine)]  # sums: their last bits are a machine's own
+    return [repr(n) for n in (*numbers, *near, e.within(0.5), e.within(1e-12))]
+
+
+def of_formats() -> Cases:
+    yield "dynamic map", "", dynamic_map
+    for size in (1, 255, 256, 257, 600):
+        absmax = (np.arange(size) % 97 + 1).astype(np.float32) / 64
+        for policy in ("nearest", "bitsandbytes", "other"):
+            yield "nest", f"{size} {policy}", lambda a=absmax, p=policy: nest(a, p)
+        yield "nest", f"{size} of modelopt", lambda a=absmax: nest_modelopt(a)
+        yield "sums", str(size), lambda a=absmax: lane_sum(a)
+        for inverse in (True, False):
+            yield (
+                "nested",
+                f"{size} {inverse}",
+                lambda a=absmax, i=inverse: nested_values(nest_modelopt(a) if i else nest(a, "nearest"), inverse=i),
+            )
+    x = (np.arange(-24, 24, dtype=np.float64).reshape(6, 8) * 2.0**-20 + np.arange(8)) * 3.0
+    for width in (4, 8, 20, 26, 53):
+        yield "slices", str(width), lambda w=width: slices(x, w)
+    yield "products", "", lambda: exact_product(x, x.T)
+    for word in ("3inst", "mcg", "mul1", "exl3_3inst", "exl3_mcg", "exl3_mul1"):
+        yield "codebooks", word, lambda w=word: codebook_values(w)
+    for width in range(1, 9):
+        trellis = ((np.arange(2 * 3 * 16 * width) * 977) % 65536 - 32768).astype(np.int16).reshape(2, 3, 16 * width)
+        yield "states", str(width), lambda t=trellis: states(t)
+    yield "signs", "", lambda: unpack_signs(np.array([0, 1, -1, 0x5555, -32768], np.int16))
+
+
+MODULES: dict[str, Callable[[], Cases]] = {
+    "minifloat": of_minifloat, "activations": of_activations, "bits": of_bits, "exact": of_exact, "transpose": of_transpose,
+    "error_stats": of_error_stats, "formats": of_formats,
+}  # fmt: skip
+
+
+def outcomes(module: str) -> Iterator[tuple[str, str, str]]:
+    """(subject, case, outcome) of each case of a module."""
+    for subject, case, work in MODULES[module]():
+        with np.errstate(all="ignore"):
+            try:
+                value = work()
+                outcome = repr(value) if isinstance(value, (int, str, bool, type(None))) else f"{quiet(value):08x}"
+            except HalfbyteError as error:
+                outcome = str(error)
+        yield subject, case, outcome
+
+
+def summary(module: str, outcomes: Iterable[tuple[str, str, str]]) -> list[str]:
+    """A line for each subject of a module."""
+    counts, crc = Counter[str](), dict[str, int]()
+    for subject, case, outcome in outcomes:
+        counts[subject] += 1
+        crc[subject] = zlib.crc32(f"{case} -> {outcome}\n".encode(), crc.get(subject, 0))
+    return [f"{module} | {s} | {counts[s]} cases | {crc[s]:08x}" for s in crc]
+
+
+def main() -> None:
+    """Print the cases of the modules given, or write the file."""
+    for module in sys.argv[1:]:
+        for subject, case, outcome in outcomes(module):
+            print(f"{subject} | {case} -> {outcome}")
+    if not sys.argv[1:]:
+        TABLE.write_text("\n".join(line for m in MODULES for line in summary(m, outcomes(m))) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
