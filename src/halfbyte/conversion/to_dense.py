@@ -167,7 +167,8 @@ def outputs(checkpoint: Checkpoint, dtype: str) -> tuple[list[Output], list[str]
             else:
                 found.append(Output(info.key, info, info.dtype, info.shape))
             continue
-        if info.layout and LAYOUTS[info.layout].inputs_first and len(info.shape) == 3:
+        layout = LAYOUTS.get(info.layout)
+        if layout is not None and layout.inputs_first and len(info.shape) == 3:
             e, n, k = info.shape
             found.append(Output(info.key, info, dtype, (e, k, n), transposed=True))
         else:

@@ -160,8 +160,8 @@ def _atoms(side: Side, key: str, foreign: bool) -> list[Atom]:
     if stack and len(shape) == (2 if bias else 3):
         prefix, projection, tail = stack[1], stack[2], stack[3] or ""
         base = replace(_whole(side, key, foreign), vector=bias)
-        layout = side.infos[key].layout
-        interleaved = bool(layout) and LAYOUTS[layout].alternating
+        layout = LAYOUTS.get(side.infos[key].layout)
+        interleaved = layout is not None and layout.alternating
         interleaved |= side.dialect.architecture == "gpt_oss" and not side.dialect.gguf
         found = expert_names.parse(key)
         if found is not None:
