@@ -60,8 +60,8 @@ GRAPH = 0.6
 """Share of a GPU's free memory that the graph of all layers may take (`_graph_bytes`)."""
 LOGITS = 1 << 28
 """Most logits that are computed at once where one sequence has fewer: 1 GiB of float32."""
-LOGITS_SHARE, LOGIT_BYTES = 0.25, 16
-"""Share of a GPU's free memory that more of them may take, and what each takes with its gradient."""
+LOGITS_SHARE, LOGIT_BYTES = 0.25, 32
+"""Share of a GPU's free memory that more of them may take, and what one takes where states are judged."""
 KEPT_IN_MEMORY = 1 << 32
 """Bytes of float32 layers that are read once; of larger models they are read in every pass."""
 
