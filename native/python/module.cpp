@@ -14,6 +14,7 @@
 #include "../merges.h"
 #include "../pool.h"
 #include "../step.h"
+#include "../strings.h"
 #include "../transpose.h"
 #include "packed_weight.h"
 #include "without_gil.h"
@@ -141,6 +142,53 @@ int64_t merges_of(const Array &characters, const Array &ends, const Array &left,
   WithoutGil computing;
   return merges(c, e, words, l, r);
 }
+
+int64_t string_end_of(const Array &data, int64_t start, int64_t count, bool swapped) {
+  const uint8_t *d = elements<uint8_t>("strings", "data", data, -1);
+  if (start < 0 || start > data.size() || count < 0)
+    throw ShapeProblem("[strings] " + text(count) + " strings at " + text(start) + " of " +
+                       data.describe());
+  return string_ends(d, data.size(), start, count, swapped);
+}
+
+// Strings with the object whose memory they are in.
+class BoundStrings {
+ public:
+  BoundStrings(nb::handle object, int64_t start, int64_t count, bool swapped) {
+    Array data;
+    if (!Array::from(object, data)) throw ShapeProblem("[strings] data is no array in memory");
+    if (string_end_of(data, start, count, swapped) < 0 || count > INT32_MAX)
+      throw ShapeProblem("[strings] " + text(count) + " strings run past the end of " +
+                         data.describe());
+    std::vector<int64_t> ends((size_t)count);
+    const uint8_t *d = (const uint8_t *)data.data;
+    string_ends(d, data.size(), start, count, swapped, ends.data());
+    kept_ = nb::borrow(object);
+    strings_.emplace(d, start, std::move(ends));
+  }
+  nb::tuple bounds(int64_t i) const {
+    if (i < 0 || i >= strings_->count())
+      throw nb::index_error(("string " + text(i) + " of " + text(strings_->count())).c_str());
+    return nb::make_tuple(strings_->begin(i), strings_->end(i));
+  }
+  int64_t find(const nb::bytes &word) const {
+    return strings_->find((const uint8_t *)word.data(), (int64_t)word.size());
+  }
+  void pieces(const nb::bytes &written, nb::handle found) const {
+    Array a;
+    if (!Array::from(found, a)) throw ShapeProblem("[strings] found is no array in memory");
+    check_writable("strings", "found", found);
+    uint8_t *marks = elements<uint8_t>("strings", "found", a, strings_->count());
+    WithoutGil computing;
+    strings_->pieces((const uint8_t *)written.data(), (int64_t)written.size(), marks);
+  }
+  int64_t longest() const { return strings_->longest(); }
+  bool distinct() const { return strings_->distinct(); }
+
+ private:
+  nb::object kept_;
+  std::optional<Strings> strings_;
+};
 
 double probe_of(Probe kind, const Array &data, int64_t rounds) {
   const uint8_t *p = elements<uint8_t>("probe", "data", data, -1);
@@ -368,5 +416,15 @@ NB_MODULE(_native, m) {
         nb::arg("order"), nb::arg("out_order"), nb::arg("out"));
   m.def("merges", &merges_of, nb::arg("characters"), nb::arg("ends"), nb::arg("left"),
         nb::arg("right"));  // for gguf_models/bpe_merges.py
+  m.def("string_end", &string_end_of, nb::arg("data"), nb::arg("start"), nb::arg("count"),
+        nb::arg("swapped"));  // for checkpoints/gguf/metadata.py
+  nb::class_<BoundStrings>(m, "Strings")
+      .def(nb::init<nb::handle, int64_t, int64_t, bool>(), nb::arg("data"), nb::arg("start"),
+           nb::arg("count"), nb::arg("swapped"))
+      .def("bounds", &BoundStrings::bounds, nb::arg("index"))
+      .def("find", &BoundStrings::find, nb::arg("word"))
+      .def("pieces", &BoundStrings::pieces, nb::arg("text"), nb::arg("found"))
+      .def_prop_ro("longest", &BoundStrings::longest)
+      .def_prop_ro("distinct", &BoundStrings::distinct);
   bind_step(m);
 }

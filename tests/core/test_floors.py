@@ -65,6 +65,7 @@ WRITTEN_IN = (
     "backends.cuda.",
     "backends.metal.",
     "gguf_models.tokenizer",
+    "gguf_models.partial_tokenizer",
     "gguf_models.smallthinker",
     "torch.",
     "transformers.",

@@ -12,11 +12,10 @@ one ends; their further tokens are ignored.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
+from .native_tokenizer import text_stream
 from .single import Generation, GenerationError, Piece, Sampling, choose, prompt_chunk, runner_of
 
 
@@ -42,8 +41,6 @@ class BatchGeneration:
         self.model, self.tokenizer, self.max_tokens = model, tokenizer, max_tokens
 
     def __iter__(self) -> Iterator[tuple[int, Piece]]:
-        from tokenizers.decoders import DecodeStream
-
         import torch
 
         from ..transformers.compat import cache_name
@@ -58,8 +55,8 @@ class BatchGeneration:
         ids, mask = ids.to(device), mask.to(device)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         name = cache_name(self.model)
-        random = [np.random.default_rng(t.sampling.seed) for t in self.texts]
-        streams = [DecodeStream(skip_special_tokens=True) for _ in self.texts]
+        random = [t.sampling.random() for t in self.texts]
+        streams = [text_stream(self.tokenizer) for _ in self.texts]
         state: Any = None
         chunk = prompt_chunk(longest, runner_of(self.model).stores_scores)
         for step in range(self.max_tokens):
@@ -99,12 +96,12 @@ class BatchGeneration:
         for row, text in enumerate(self.texts):
             yield from ((row, piece) for piece in text.finish())
 
-    def _take(self, text: Generation, token: int, stream: Any) -> list[Piece]:
+    def _take(self, text: Generation, token: int, text_of: Callable[[int], str]) -> list[Piece]:
         """Appends a token to a text; the piece it adds, none where the token ends the text."""
         text.tokens.append(token)
         if token in text.stop_ids:
             text.stopped = "eos"
             return []
-        words = stream.step(self.tokenizer.backend_tokenizer, token) or ""
+        words = text_of(token)
         text.text += words
         return [Piece(token, words)]

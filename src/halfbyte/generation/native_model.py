@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -67,7 +68,7 @@ CHUNK = 256
 """Tokens of a prompt that go through the layers at once, at most."""
 SCORES = 1 << 23
 """Scores of a layer that are in memory at once, at most: 32 MB."""
-SPARE = 256
+SPARE = 128
 """Free tokens behind the keys and values after a reallocation."""
 
 
@@ -411,7 +412,8 @@ class NativeReader:
         ends = {name: f".{module}.bias" for name, module in PROJECTIONS.items()}
         self.biased = {name for name, end in ends.items() if any(key.endswith(end) for key in self.view.keys())}  # noqa: SIM118
         self.check_names()
-        self.backend, self.nbytes, self.weights = CPUBackend(), 0, 0
+        self.backend = CPUBackend()
+        self.sizes: list[Size] = []
 
     def other(self, why: str) -> UnsupportedError:
         return UnsupportedError(f"[generate] {self.path}: {why}")
@@ -464,11 +466,13 @@ class NativeReader:
             raise CheckpointError(f"[generate] {self.path}: {key} is {list(found)}; the header's sizes make it {list(wanted)}")
 
     def model(self) -> NativeModel:
-        """Reads the weights."""
+        """Reads the weights: the table of tokens, most of a small model, beside the layers."""
         config = self.config
-        table = self.table("model.embed_tokens")
+        with ThreadPoolExecutor(1) as beside:
+            reading = beside.submit(self.table, "model.embed_tokens")
+            layers = tuple(self.layer(i, kind) for i, kind in enumerate(self.kinds))
+            table = reading.result()
         head = table if config["tie_word_embeddings"] else self.table("lm_head")
-        layers = tuple(self.layer(i, kind) for i, kind in enumerate(self.kinds))
         return NativeModel(
             config["max_position_embeddings"],
             table,
@@ -478,7 +482,7 @@ class NativeReader:
             head,
             tuple(self.rotations.values()),
             self.activations,
-            Size(self.nbytes, self.weights),
+            Size(sum(s.nbytes for s in self.sizes), sum(s.weights for s in self.sizes)),
         )
 
     def ropes(self) -> dict[str, Rotation]:
@@ -539,14 +543,14 @@ class NativeReader:
         assert info.format is not None  # check_names
         shape = (info.shape[0], info.shape[1])
         weight = self.backend.prepare_pieces(info.format, shape, functools.partial(self.view.row_pieces, key))
-        self.nbytes, self.weights = self.nbytes + weight.nbytes, self.weights + math.prod(shape)
+        self.sizes.append(Size(weight.nbytes, math.prod(shape)))
         return weight
 
     def dense(self, key: str) -> F32:
         if key not in self.view or self.view.info(key).quantized:
             raise CheckpointError(f"[generate] {self.path}: tensor {key!r} is missing, or quantized")
         array = np.ascontiguousarray(np.asarray(self.view[key]).astype(np.float32))
-        self.nbytes, self.weights = self.nbytes + array.nbytes, self.weights + array.size
+        self.sizes.append(Size(array.nbytes, array.size))
         return array
 
     def norm(self, module: str) -> Norm:

@@ -1,13 +1,14 @@
 """The tokenizer of a GGUF file or of a folder, without torch.
 
 NativeTokenizer      what `Generation` needs, by the tokenizers library alone
+text_stream          tokens to text, one after another
 templated_tokenizer  transformers' own, for its chat templates
 tokenizer_of_folder  transformers' own, of a folder
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ NEEDED_TO_CHAT = "chat templates need transformers and jinja2; pip install 'half
 class NativeTokenizer:
     """The part of transformers' interface that generation uses.
 
-    backend_tokenizer  the `tokenizers.Tokenizer`, which adds what the file says to the ends
+    backend_tokenizer  the `tokenizers.Tokenizer`, which adds what the file says to the ends, or a
+                       `PartialTokenizer`
     end_ids            tokens that end a reply, as the file or the folder names them
     eos_token_id       the token that ends a text, None where none is named
     """
@@ -39,11 +41,16 @@ class NativeTokenizer:
             raise UnsupportedError(f"[generate] {NEEDED}") from error
         self.end_ids: list[int]
         if isinstance(checkpoint, GGUFCheckpoint):
+            from ..gguf_models.partial_tokenizer import partial_tokenizer
             from ..gguf_models.tokenizer import described, end_of_turn_ids, tokens_of
 
-            tokens = tokens_of(checkpoint.metadata)
-            self.backend_tokenizer, settings = described(checkpoint, tokens)
-            self.end_ids, eos = end_of_turn_ids(checkpoint.metadata, tokens), settings.get("eos_token")
+            self.backend_tokenizer: Any = partial_tokenizer(checkpoint.metadata)
+            if self.backend_tokenizer:
+                self.end_ids, eos = self.backend_tokenizer.end_ids, self.backend_tokenizer.eos
+            else:
+                tokens = tokens_of(checkpoint.metadata)
+                self.backend_tokenizer, settings = described(checkpoint, tokens)
+                self.end_ids, eos = end_of_turn_ids(checkpoint.metadata, tokens), settings.get("eos_token")
         else:
             self.backend_tokenizer, eos = _of_folder(checkpoint)
             self.end_ids = _end_ids(checkpoint)
@@ -57,6 +64,21 @@ class NativeTokenizer:
         """The text of these tokens."""
         text: str = self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
+
+
+def text_stream(tokenizer: Any) -> Callable[[int], str]:
+    """A function of one token after another: the text that each completes, special tokens left
+    out, "" in the middle of a character.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import DecodeStream
+
+    backend = tokenizer.backend_tokenizer
+    if not isinstance(backend, Tokenizer):
+        stream: Callable[[int], str] = backend.stream()
+        return stream
+    library = DecodeStream(skip_special_tokens=True)
+    return lambda token: library.step(backend, token) or ""
 
 
 def templated_tokenizer(checkpoint: Checkpoint) -> tuple[Any, set[int]]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import HalfbyteError, plural
 from .native_model import NativeModel
-from .native_tokenizer import TURN_ENDS
+from .native_tokenizer import TURN_ENDS, text_stream
 from .templates import token_ids
 
 STORED_SCORES = 1 << 21
@@ -68,16 +68,22 @@ class Sampling:
         if self.seed < 0:
             raise GenerationError(f"[generate] seed={self.seed}; 0 or more is allowed")
 
+    def random(self) -> np.random.Generator | None:
+        """What draws the tokens of one text; None where nothing is drawn, since to import it takes
+        20 ms.
+        """
+        return np.random.default_rng(self.seed) if self.temperature else None
+
 
 REPEATED = 64
 """Tokens, the last of prompt and answer, that `repeat_penalty` applies to, as in llama.cpp."""
 
 
 def choose(
-    logits: NDArray[np.floating[Any]], sampling: Sampling, random: np.random.Generator, earlier: Sequence[int] = ()
+    logits: NDArray[np.floating[Any]], sampling: Sampling, random: np.random.Generator | None, earlier: Sequence[int] = ()
 ) -> int:
-    """The next token from logits [vocabulary], after the tokens `earlier`. Raises GenerationError
-    when they hold NaN.
+    """The next token from logits [vocabulary], after the tokens `earlier`; a temperature needs
+    `random`. Raises GenerationError when they hold NaN.
     """
     if sampling.repeat_penalty != 1 and len(earlier):
         logits, seen = logits.copy(), np.unique(np.asarray(earlier[-REPEATED:]))
@@ -90,6 +96,7 @@ def choose(
         )
     if sampling.temperature == 0:
         return best
+    assert random is not None
     kept = np.arange(len(logits))
     if 0 < sampling.top_k < len(logits):
         kept = np.argpartition(-logits, sampling.top_k - 1)[: sampling.top_k]
@@ -168,11 +175,8 @@ class Generation:
         return steps / self.decode_seconds if steps > 0 and self.decode_seconds else 0.0
 
     def __iter__(self) -> Iterator[Piece]:
-        from tokenizers.decoders import DecodeStream
-
-        random = np.random.default_rng(self.sampling.seed)
-        backend = self.tokenizer.backend_tokenizer
-        stream = DecodeStream(skip_special_tokens=True)
+        random = self.sampling.random()
+        text_of = text_stream(self.tokenizer)
         unsent = ""  # text that may be the beginning of a stop text
         runner = runner_of(self.model)
         session = runner.session()
@@ -195,7 +199,7 @@ class Generation:
             if token in self.stop_ids:
                 self.stopped = "eos"
                 break
-            unsent += stream.step(backend, token) or ""
+            unsent += text_of(token)
             cut = min((i for s in self.stop if (i := unsent.find(s)) >= 0), default=None)
             ready = unsent[:cut] if cut is not None else unsent[: len(unsent) - partial_stop(unsent, self.stop)]
             unsent = unsent[len(ready) :]

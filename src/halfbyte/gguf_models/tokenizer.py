@@ -35,7 +35,7 @@ from ..checkpoints.gguf.metadata import Metadata
 from ..checkpoints.gguf.runnable import UNREAD_VOCABULARIES
 from ..checkpoints.io.bounded_json import check_token_ids
 from ..errors import CheckpointError, UnsupportedError, plural
-from .bpe_merges import merges
+from .bpe_merges import Pairs, merges
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .scanners import Cheapest, Longest, Scanner, unescaped
 
@@ -105,11 +105,10 @@ def described(checkpoint: GGUFCheckpoint, tokens: list[str] | None = None) -> tu
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             raise CheckpointError(f"[tokenizer] {beside}: {error}") from error
-    named = {}
-    for word, key in _SPECIAL_KEYS.items():
-        index = _special(metadata, key)
-        if index is not None:
-            named[f"{word}_token"] = _token(backend, index, f"tokenizer.ggml.{key}_token_id")
+    named = {
+        f"{word}_token": _token(backend, i, f"tokenizer.ggml.{_SPECIAL_KEYS[word]}_token_id")
+        for word, i in special_ids(metadata).items()
+    }
     return backend, {
         "add_bos_token": adds_bos(metadata),
         "add_eos_token": adds_eos(metadata),
@@ -143,12 +142,19 @@ def end_of_turn_ids(metadata: Metadata, tokens: Sequence[str] | None = None) -> 
     known by their text.
     """
     tokens = metadata.typed("tokenizer.ggml.tokens", "array[string]", ()) if tokens is None else tokens
-    ids = {i for i, token in enumerate(tokens) if token in END_OF_TURN}
-    if {"<|return|>", "<|call|>"} <= {tokens[i] for i in ids}:
-        ids -= {i for i in ids if tokens[i] == "<|end|>"}  # gpt-oss ends a part of its reply with it
+    return turn_ends(metadata, [(i, token) for i, token in enumerate(tokens) if token in END_OF_TURN], len(tokens))
+
+
+def turn_ends(metadata: Metadata, known: Sequence[tuple[int, str]], count: int) -> list[int]:
+    """`end_of_turn_ids` of a vocabulary of `count` tokens that has those in `known` of
+    `END_OF_TURN`.
+    """
+    ids = {i for i, _ in known}
+    if {"<|return|>", "<|call|>"} <= {token for _, token in known}:
+        ids -= {i for i, token in known if token == "<|end|>"}  # gpt-oss ends a part of its reply with it
     for name in ("eos", "eot", "eom"):
         index = metadata.typed(f"tokenizer.ggml.{name}_token_id", "integer")
-        if index is not None and 0 <= index < len(tokens):
+        if index is not None and 0 <= index < count:
             ids.add(index)
     return sorted(ids)
 
@@ -164,37 +170,65 @@ def backend_of(metadata: Metadata, tokens: list[str] | None = None) -> Tokenizer
     if len(types) not in (0, len(tokens)):
         raise CheckpointError(f"[tokenizer] {plural(len(tokens), 'token')} and {plural(len(types), 'token type')}")
     backend = _KINDS[kind](metadata, tokens, types)
+    finish(backend, metadata, tokens, types)
+    return backend
+
+
+def finish(backend: Tokenizer, metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> None:
+    """Tokens that are matched whole, and what is added to the ends of a text."""
     _add_whole_tokens(backend, metadata, tokens, types)
     _add_ends(backend, metadata)
-    return backend
 
 
 def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
-    gemma = metadata.typed("general.architecture", "string", "") in _GEMMA
-    if gemma:
-        # Gemma's files spell its runs of spaces as spaces.
-        tokens = [SPACE * len(t) if t[:1] == " " and not t.strip(" ") else t for t in tokens]
-        rank: Mapping[str, float] = {t: i for i, t in enumerate(tokens)}
-    else:
-        rank = dict(zip(tokens, [-score for score in _scores(metadata, tokens)], strict=True))
+    if is_gemma(metadata):
+        vocabulary = gemma_vocabulary(tokens)
+        pairs = _stated_merges(metadata) or merges(vocabulary, vocabulary)
+        return gemma_backend(vocabulary, pairs, tokens[_unknown(metadata, tokens, 0)])
     vocabulary = {t: i for i, t in enumerate(tokens)}
+    rank = dict(zip(tokens, [-score for score in _scores(metadata, tokens)], strict=True))
     pairs = _stated_merges(metadata) or merges(vocabulary, rank)
     unknown = tokens[_unknown(metadata, tokens, 0)]
     backend = Tokenizer(models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    # Every text between two special tokens gets a space of its own, one that starts with spaces
+    # too.
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
     to_text = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if gemma:
-        backend.normalizer = normalizers.Replace(" ", SPACE)
-        backend.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
-    else:
-        # Every text between two special tokens gets a space of its own, one that starts with spaces
-        # too.
-        steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
-        if metadata.typed("tokenizer.ggml.add_space_prefix", "bool", True):
-            steps = [normalizers.Prepend(SPACE), *steps]
-            to_text.append(decoders.Strip(" ", 1, 0))
-        backend.normalizer = normalizers.Sequence(steps)
+    if metadata.typed("tokenizer.ggml.add_space_prefix", "bool", True):
+        steps = [normalizers.Prepend(SPACE), *steps]
+        to_text.append(decoders.Strip(" ", 1, 0))
+    backend.normalizer = normalizers.Sequence(steps)
     backend.decoder = decoders.Sequence(to_text)
     return backend
+
+
+def is_gemma(metadata: Metadata) -> bool:
+    """Whether a SentencePiece vocabulary is ranked and spelled as Gemma's: see `gemma_vocabulary`."""
+    return metadata.typed("general.architecture", "string", "") in _GEMMA
+
+
+def gemma_vocabulary(tokens: Sequence[str]) -> dict[str, int]:
+    """Token -> id, which is its rank too."""
+    return {gemma_name(t): i for i, t in enumerate(tokens)}
+
+
+def gemma_name(token: str) -> str:
+    """A token as texts have it: Gemma's files spell its runs of spaces as spaces."""
+    return SPACE * len(token) if token[:1] == " " and not token.strip(" ") else token
+
+
+def gemma_backend(vocabulary: Mapping[str, int], pairs: Pairs, unknown: str) -> Tokenizer:
+    """Gemma's algorithm for these tokens and merges; it adds nothing to the ends."""
+    backend = Tokenizer(models.BPE(dict(vocabulary), pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", SPACE)
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+    backend.decoder = gemma_decoder()
+    return backend
+
+
+def gemma_decoder() -> decoders.Decoder:
+    """Texts of tokens -> their text."""
+    return decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
 def _scores(metadata: Metadata, tokens: list[str]) -> list[float]:
@@ -386,7 +420,12 @@ SCANNED = ("rwkv", "plamo2")
 KINDS = tuple(_KINDS)
 
 
-def _add_whole_tokens(backend: Tokenizer, metadata: Metadata, tokens: list[str], types: Sequence[int]) -> None:
+def is_special(token: str, kind: int) -> bool:
+    """Whether a token that is matched whole is left out of decoded text."""
+    return kind in (_CONTROL, _UNKNOWN) or token in END_OF_TURN
+
+
+def _add_whole_tokens(backend: Tokenizer, metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> None:
     """Control and unknown tokens (special) and user-defined ones (not special) are matched whole,
     before anything is split.
     """
@@ -396,7 +435,7 @@ def _add_whole_tokens(backend: Tokenizer, metadata: Metadata, tokens: list[str],
     kept = ("<unk>", "<s>", "<|endoftext|>")
     special, plain = [], []
     for token, kind in zip(tokens, np.asarray(types).tolist(), strict=False):
-        alone = kind in (_CONTROL, _UNKNOWN) or token in END_OF_TURN
+        alone = is_special(token, kind)
         if not token or not (alone or kind == _USER_DEFINED) or backend.token_to_id(token) is None:
             continue
         rstrip = strips and token not in kept
@@ -415,6 +454,12 @@ def _special(metadata: Metadata, key: str) -> int | None:
     if key == "eos" and assumed is not None:
         index = _special(metadata, "seperator")  # what ends BERT's texts
     return index
+
+
+def special_ids(metadata: Metadata) -> dict[str, int]:
+    """transformers' word for a special token -> its id, of those that the file has."""
+    found = {word: _special(metadata, key) for word, key in _SPECIAL_KEYS.items()}
+    return {word: index for word, index in found.items() if index is not None}
 
 
 _SPECIAL_KEYS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}

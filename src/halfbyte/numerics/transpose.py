@@ -36,13 +36,13 @@ _WORDS = 128
 @cache
 def native() -> ModuleType | None:
     """The compiled core; None where it is not built, cannot be loaded, or is an older build without
-    `transpose_nibbles`.
+    `Strings`.
     """
     try:
         from .. import _native as module
     except ImportError:
         return None
-    return module if hasattr(module, "transpose_nibbles") else None
+    return module if hasattr(module, "Strings") else None
 
 
 def transpose(x: NDArray[Any]) -> NDArray[Any]:

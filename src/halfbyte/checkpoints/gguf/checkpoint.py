@@ -46,7 +46,7 @@ GEMMA4_SCALES = (".ffn_gate_inp.scale", ".ffn_down_exps.scale")
 """Gemma 4's own numbers, which belong to no layout: what its router's inputs are multiplied with,
 and each expert's output.
 """
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 2 << 20
 """Bytes of a file that `row_pieces` reads at once."""
 PROJECTOR = (
     "is a vision projector (general.architecture clip): the image encoder that belongs to a language model, not the model; open "

@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import CheckpointError
+from ...numerics.transpose import native
 
 Order = Literal["<", ">"]
 
@@ -24,6 +26,9 @@ exhaust the stack.
 """
 MAX_STRINGS = 1 << 23
 """Most strings or arrays in one array: thirty times the largest vocabulary."""
+
+MANY_STRINGS = 1 << 10
+"""Strings from which the native core walks over them."""
 
 _SCALARS: dict[int, tuple[str, str]] = {
     0: ("uint8", "B"), 1: ("int8", "b"), 2: ("uint16", "H"), 3: ("int16", "h"), 4: ("uint32", "I"), 5: ("int32", "i"),
@@ -127,6 +132,13 @@ class Cursor:
 
     def step_strings(self, count: int, what: str) -> None:
         """Moves past `count` strings without building them."""
+        core = native()
+        if core is not None and count >= MANY_STRINGS:
+            end = core.string_end(np.frombuffer(self.data, np.uint8), self.position, count, self.order == ">")
+            if end < 0:
+                raise self._past_the_end(what)
+            self.position = end
+            return
         unpack = struct.Struct(self.order + "Q").unpack_from
         data, position = self.data, self.position
         try:
@@ -230,6 +242,19 @@ class Metadata(Mapping[str, Any]):
         start = cursor.position
         cursor.step_value(kind, f"key {key!r}")
         return kind, bytes(cursor.data[start : cursor.position])
+
+    def strings(self, key: str) -> tuple[Any, NDArray[np.uint8]] | None:
+        """The `_native.Strings` of an array of strings, and the header's bytes, which its bounds
+        count in; None without a core. Nothing is decoded.
+        """
+        core, (cursor, kind) = native(), self._cursor(key)
+        if core is None or kind != _ARRAY:
+            return None
+        inner, count = cursor.array(key)
+        if inner != _STRING:
+            return None
+        data = np.frombuffer(cursor.data, np.uint8)
+        return core.Strings(data, cursor.position, count, cursor.order == ">"), data
 
     def length(self, key: str) -> int:
         """Elements of an array, bytes of a string, 1 for a number; nothing is decoded."""
