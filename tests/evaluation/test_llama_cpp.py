@@ -14,7 +14,7 @@ import pytest
 
 import torch
 from halfbyte.cli import main
-from halfbyte.evaluation.llama_cpp import _greedy
+from halfbyte.evaluation.llama_cpp import greedy_agreement
 from support.gguf_families import family_model, write_family
 from support.gguf_writer import GGUF
 
@@ -121,10 +121,10 @@ def test_a_gap_that_rounding_closes_is_a_tie():
 
     equal = [1] * 32
     for best, want in ((equal, (32, 0)), ([3, *equal[1:]], (31, 1)), ([3, 4, 3, *equal[3:]], (29, 2))):
-        found = _greedy(model(1.75), Llama(best), [0, 0, 0], lambda: model(1.95))
+        found = greedy_agreement(model(1.75), Llama(best), [0, 0, 0], lambda: model(1.95))
         assert found[:2] == want
         assert found[2] == (None if best == equal else pytest.approx(3 * 0.2))
-    assert _greedy(model(1.75), Llama([3, *equal[1:]]), [0, 0, 0], None) == (31, 0, None)
+    assert greedy_agreement(model(1.75), Llama([3, *equal[1:]]), [0, 0, 0], None) == (31, 0, None)
 
 
 @pytest.mark.parametrize(

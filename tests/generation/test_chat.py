@@ -9,6 +9,7 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -243,6 +244,15 @@ def test_openais_client_talks_to_the_server(listening, loaded):
     assert continues.chat.completions.create(**asked).usage.prompt_tokens == len(prompt)
 
 
+def _at_once(ask: Callable[[int], None], count: int) -> None:
+    """Calls `ask` with 0 to count - 1, each in a thread."""
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(200)
+
+
 @pytest.mark.ecosystem("applications")
 @pytest.mark.parametrize("batching", [True, False])
 def test_requests_at_the_same_time_get_the_replies_they_would_get_alone(folder, loaded, batching, monkeypatch):
@@ -270,11 +280,7 @@ def test_requests_at_the_same_time_get_the_replies_they_would_get_alone(folder, 
             body = {"prompt": f"<tok{7 + i}> <tok9>", "max_tokens": 20, "temperature": 0}
             replies[i] = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
 
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(200)
+        _at_once(ask, 4)
     for i in range(4):
         alone = Generation(model, tokenizer, f"<tok{7 + i}> <tok9>", max_tokens=20)
         list(alone)
@@ -301,11 +307,7 @@ def test_requests_of_a_batch_are_drawn_each_by_its_own_settings(folder, loaded):
             body = {"prompt": "<tok7> <tok9>", "max_tokens": 20, **settings[i % 5]}
             replies[i] = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
 
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(10)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(200)
+        _at_once(ask, 10)
         refused = client.post("/v1/completions", json={"prompt": "<tok7>", "seed": 1}).json()["error"]
         assert "seed is not taken with --batching" in refused["message"]
     alone = Generation(model, tokenizer, "<tok7> <tok9>", max_tokens=20)

@@ -137,7 +137,7 @@ def against_llama_cpp(
         same / len(kl),
         kl,
         GREEDY,
-        *_greedy(model, theirs, start, other),
+        *greedy_agreement(model, theirs, start, other),
     )
 
 
@@ -166,7 +166,7 @@ def _greedy_ours(model: Any, start: Sequence[int]) -> list[int]:
     return out
 
 
-def _greedy(model: Any, llama: Any, start: list[int], other: Callable[[], Any] | None) -> tuple[int, int, float | None]:
+def greedy_agreement(model: Any, llama: Any, start: list[int], other: Callable[[], Any] | None) -> tuple[int, int, float | None]:
     """`Against.greedy_equal`, `greedy_ties` and `gap_error`."""
     tokens = _greedy_ours(model, start)
     ids, place = [*start, *tokens[:-1]], np.arange(GREEDY)

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..architecture import text_config
+
 _READS_HIDDEN = {
     "q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "lm_head", "embed_tokens",
     "gate", "router",
@@ -22,7 +24,7 @@ _READS_HIDDEN = {
 
 def expected_shape(config: Mapping[str, Any], module: str) -> tuple[int | None, int | None]:
     """(n, k) of `module`'s weight as far as the configuration implies it, None where it does not."""
-    text = next((config[c] for c in ("text_config", "llm_config", "language_config") if isinstance(config.get(c), dict)), config)
+    text = text_config(config)
     if any(tower in module.split(".") for tower in ("visual", "vision_tower", "vision_model", "audio_tower", "audio_model")):
         return None, None
 
