@@ -61,7 +61,9 @@ GRAPH = 0.6
 LOGITS = 1 << 28
 """Most logits that are computed at once where one sequence has fewer: 1 GiB of float32."""
 LOGITS_SHARE, LOGIT_BYTES = 0.25, 32
-"""Share of a GPU's free memory that more of them may take, and what one takes where states are judged."""
+"""Share of a GPU's free memory that more of them may take, and what one takes where states are
+judged.
+"""
 KEPT_IN_MEMORY = 1 << 32
 """Bytes of float32 layers that are read once; of larger models they are read in every pass."""
 
