@@ -1,4 +1,5 @@
-"""What the functions of `numerics`, and those of `formats` that are no codec, make of hard numbers.
+"""What functions make of hard input: those of `numerics`, of `formats` that are no codec, of GPU
+orders, regular expressions, mixes and budgets.
 
 python -m support.number_outcomes             # in tests/: write data/number_outcomes.txt anew
 python -m support.number_outcomes bits        # print each case of a module and its outcome
@@ -6,21 +7,26 @@ python -m support.number_outcomes bits        # print each case of a module and 
 
 from __future__ import annotations
 
+import random
 import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from halfbyte.conversion.knapsack import solve
+from halfbyte.conversion.mixes import MIXES, BoundMix, mix_named
 from halfbyte.errors import HalfbyteError
 from halfbyte.formats import codec_names
 from halfbyte.formats.composite import exact_product, slices
 from halfbyte.formats.exl3 import codebook_values, states, unpack_signs
 from halfbyte.formats.nested import dynamic_map, lane_sum, nest, nest_modelopt, nested_values
+from halfbyte.layouts.quant_config.safe_regex import compiled, compiled_glob
 from halfbyte.numerics import activations, bits, exact, minifloat, transpose
 from halfbyte.numerics.error_stats import error_stats
 from halfbyte.spec import Format
@@ -162,14 +168,14 @@ def of_transpose() -> Cases:
     for rows, columns in ((8, 8), (16, 24), (40, 64), (8, 12), (1, 8), (24, 20)):
         x = (np.arange(rows * ((columns + 1) // 2)).reshape(rows, -1) * 73 % 256).astype(np.uint8)
         # Any order but the natural one needs whole eights.
-        for order in orders if rows % 8 == 0 else orders[:1]:
+        for first in orders if rows % 8 == 0 else orders[:1]:
             for out in orders if columns % 8 == 0 else orders[:1]:
-                case = f"{rows} by {columns} {order} {out}"
-                yield "nibbles", case, lambda x=x, c=columns, a=order, b=out: transpose.transpose_nibbles(x, c, a, b)
+                case = f"{rows} by {columns} {first} {out}"
+                yield "nibbles", case, lambda x=x, c=columns, a=first, b=out: transpose.transpose_nibbles(x, c, a, b)
                 yield (
                     "nibbles",
                     f"{case} in numpy",
-                    lambda x=x, c=columns, a=order, b=out: transpose.transpose_nibbles_numpy(x, c, a, b),
+                    lambda x=x, c=columns, a=first, b=out: transpose.transpose_nibbles_numpy(x, c, a, b),
                 )
 
 
@@ -220,7 +226,149 @@ def of_formats() -> Cases:
     yield "signs", "", lambda: unpack_signs(np.array([0, 1, -1, 0x5555, -32768], np.int16))
 
 
+def of_orders() -> Cases:
+    from halfbyte.backends.cuda import order  # wants Triton
+
+    for width in range(1, 9):
+        for n, k in ((16, 64), (32, 128), (16, 192), (8, 64), (16, 32), (48, 256)):
+            codes = bits.pack(((np.arange(n * k).reshape(n, k) * 29 + 3) % (1 << width)).astype(np.uint8), width)
+            case = f"{width} bits {n} by {k}"
+            yield "planes", case, lambda c=codes, w=width, k=k: order.split(c, w, k)
+            yield "planes", f"{case} joined", lambda c=codes, w=width, k=k: order.join(order.split(c, w, k), w, k)
+            yield "lanes", case, lambda c=codes, w=width, k=k: order.to_lanes(c, w, k)
+            yield "lanes", f"{case} back", lambda c=codes, w=width, n=n, k=k: order.from_lanes(order.to_lanes(c, w, k), w, n, k)
+            for by_16 in (False, True):
+                for element in ("uint", "int", "e2m1", "nf4") if width in (4, 8) else ():
+                    words = f"{case} {by_16} {element}"
+                    yield "fragments", words, lambda c=codes, k=k, b=by_16, e=element, w=width: order.to_fragments(c, k, b, e, w)
+                    yield (
+                        "fragments",
+                        f"{words} back",
+                        lambda c=codes, n=n, k=k, b=by_16, e=element, w=width: order.from_fragments(
+                            order.to_fragments(c, k, b, e, w), n, k, b, e, w
+                        ),
+                    )
+    words = (np.arange(4096, dtype=np.int64) * 1048573 % (1 << 32)).astype(np.uint32).view(np.int32).reshape(2, -1)
+    yield "e2m1", "spread", lambda: order.spread_e2m1(words)
+    yield "e2m1", "gathered", lambda: order.gather_e2m1(order.spread_e2m1(words))
+    for n, groups in ((16, 4), (32, 1), (20, 3), (8, 2)):
+        scales = np.arange(n * groups, dtype=np.float32).reshape(n, groups)
+        yield "scales", f"{n} {groups}", lambda s=scales: order.by_tiles(s)
+        yield "scales", f"{n} {groups} back", lambda s=scales: order.untile(order.by_tiles(s), len(s))
+
+
+NAMES = (
+    "model.layers.0.mlp.down_proj",
+    "model.layers.10.mlp.gate_up_proj",
+    "lm_head",
+    "model.layers.3.self_attn.q_proj",
+    "",
+    "a",
+    "aa",
+    "visual.blocks.1.attn.qkv",
+    "MODEL.LAYERS.0",
+    "x-y_z",
+    "layers.19.gate",
+    "a.b",
+    "ab\nc",
+    "q_projq_proj",
+)
+PATTERNS = (
+    r".*\.mlp\..*",
+    r"model\.layers\.(1[0-9]|2[0-9])\.",
+    r"^(?:lm_head|.*gate)$",
+    r"(?i)model\.LAYERS\.\d+",
+    r"[^.]+\.[a-z_]*\.\w{1,2}\b",
+    r"(?!.*down)model.*",
+    r"(?<=layers\.)\d{1,}",
+    r"(?<!\.)a{2}?",
+    r"a*?b+|c?d{2,3}",
+    r"(?P<n>q_proj)+",
+    r"\Amodel\S*\Z",
+    r"[\]a-c\-_]+",
+    r"(?:q|k|v)_proj$",
+    r"\x61|\u0062",
+    r"\D\W\s?",
+    r"x{,2}y{3",
+    r"(?s:.)*",
+    r"(?x) a b # c",
+)
+
+
+def of_regular_expressions() -> Cases:
+    def of(pattern: str) -> list[tuple[bool, bool, bool]]:
+        found = compiled(pattern)
+        return [(found.match(name), found.fullmatch(name), found.search(name)) for name in NAMES]
+
+    for number, pattern in enumerate(PATTERNS):
+        yield "patterns", pattern, lambda p=pattern: of(p)
+        for at in range(len(pattern)):
+            changed = [pattern[:at] + pattern[at + 1 :], pattern[: at + 1] + pattern[at:]]
+            changed += [pattern[:at] + c + pattern[at + 1 :] for c in "a.*+?^$()[]{}|\\0-,"]
+            for one in changed:
+                yield f"pattern {number}", f"{at} {one}", lambda p=one: of(p)
+    for glob in ("*", "*.mlp.*", "model.layers.?.*", "[ml]*", "[!m]*", "a[", "**", "q_proj*", "*\n*", "a.b", "[]a]", "[a-c]?"):
+        yield "globs", glob, lambda g=glob: [compiled_glob(g).fullmatch(name) for name in NAMES]
+
+
+STEMS = (
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_qkv",
+    "attn_output",
+    "ffn_down",
+    "ffn_up",
+    "ffn_gate",
+    "ffn_down_exps",
+    "ffn_gate_inp",
+    "attn_norm",
+)
+
+
+def of_mixes() -> Cases:
+    for name in (*MIXES, "q4_k_m", "Q4_k_s", "other"):
+        yield "names", name, lambda n=name: mix_named(n)
+    for arch, layers, heads, kv, experts, tied in (
+        ("llama", 32, 32, 8, 0, False),
+        ("llama", 80, 64, 8, 0, False),
+        ("qwen2", 80, 64, 64, 0, True),
+        ("llama", 5, 4, 1, 8, False),
+        ("gemma3", 17, 4, 2, 0, True),
+        ("llama", 16, 8, 3, 4, False),
+        ("falcon", 4, 8, 1, 0, False),
+    ):
+        keys = ["token_embd", "output_norm", *([] if tied else ["output"])]
+        keys += [f"blk.{i}.{s}" for i in range(layers) if i % 4 != 3 or arch != "gemma3" for s in STEMS]
+        metadata = {
+            "general.architecture": arch, f"{arch}.block_count": layers, f"{arch}.attention.head_count": heads,
+            f"{arch}.attention.head_count_kv": kv, f"{arch}.expert_count": experts,
+        }  # fmt: skip
+        stand_in: Any = SimpleNamespace(metadata=metadata, keys=lambda keys=keys: [f"{k}.weight" for k in keys])
+        for name in MIXES:
+            for k in (256, 288, 100):
+                yield (
+                    f"{arch} of {layers} layers",
+                    f"{name} {k}",
+                    lambda n=name, c=stand_in, keys=keys, k=k: [
+                        mix.codec(key, (8,) if "norm" in key else (8, k)) for mix in [BoundMix(n, c)] for key in keys
+                    ],
+                )
+
+
+def of_budgets() -> Cases:
+    draw = random.Random(1)
+    for case in range(60):
+        groups, choices = draw.randint(1, 9), draw.randint(1, 5)
+        costs = [[draw.randint(1, 60) for _ in range(choices)] for _ in range(groups)]
+        values = [[draw.randint(0, 1 << 20) / 1024 for _ in range(choices)] for _ in range(groups)]
+        least, most = sum(map(min, costs)), sum(map(max, costs))
+        for budget in sorted({least - 1, least, least + 1, (least + most) // 2, most - 1, most, most + 5}):
+            yield "budgets", f"{case} {budget}", lambda c=costs, v=values, b=budget: repr(solve(c, v, b))
+
+
 MODULES: dict[str, Callable[[], Cases]] = {
+    "orders": of_orders, "regular expressions": of_regular_expressions, "mixes": of_mixes, "budgets": of_budgets,
     "minifloat": of_minifloat, "activations": of_activations, "bits": of_bits, "exact": of_exact, "transpose": of_transpose,
     "error_stats": of_error_stats, "formats": of_formats,
 }  # fmt: skip

@@ -31,6 +31,7 @@ from halfbyte.checkpoints.quant_config import read_config
 from halfbyte.errors import HalfbyteError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS, Layout
+from halfbyte.numerics.bits import pack
 from halfbyte.tensor.qtensor import QTensor
 from support.layout_tensors import headers, integer_tensor
 from support.quant_configs import CONFIGS, MORE
@@ -257,7 +258,30 @@ def _integers(bits: int, shape: tuple[int, ...] = (64, 64), group: int = 32, **o
     return integer_tensor(bits, shape, group, 1, **options)
 
 
-ANY, MIDDLE = {"zeros": (1, 3)}, {"zeros": (8, 8)}
+def _sparse(bits: int, group: int = 128) -> QTensor:
+    """Two values that are not 0 in each four inputs."""
+    codes = (np.arange(64 * 256).reshape(64, 256) * 7 % ((1 << bits) - 1)).astype(np.uint8)
+    codes += codes >= 1 << (bits - 1)
+    pair = np.array([(0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3)])[np.arange(64 * 64).reshape(64, 64) * 5 % 6]
+    kept = (np.arange(4) == pair[..., :1]) | (np.arange(4) == pair[..., 1:])
+    codes = np.where(kept.reshape(64, 256), codes, 1 << (bits - 1)).astype(np.uint8)
+    q = finite_tensor(format_named(f"int{bits}", group), (64, 256), 1)
+    return QTensor(q.format, q.shape, {**q.parts, "codes": pack(codes, bits)})
+
+
+def _one_factor(q: QTensor) -> QTensor:
+    return QTensor(q.format, q.shape, {**q.parts, "global_scale": np.full(q.shape[0], 0.5, np.float32)})
+
+
+def _trellis() -> QTensor:
+    rng = np.random.default_rng(0)
+    scales = [rng.standard_normal(128).astype(np.float16) for _ in range(2)]
+    trellis = rng.integers(-(1 << 15), 1 << 15, (8, 8, 64)).astype(np.int16)
+    tensors = {"trellis": trellis, "suh": scales[0], "svh": scales[1], "mcg": np.array(-877912083, np.int32)}
+    return LAYOUTS["exl3"].unpack(tensors, {"codebook": "mcg"}, "m")
+
+
+ANY = {"zeros": (1, 3)}
 STACK = (3, 32, 64)
 MODULES: dict[str, tuple[str, QTensor, dict[str, Any]]] = {
     "gptq-4": ("gptq", _integers(4, **ANY), {}),
@@ -281,6 +305,11 @@ MODULES: dict[str, tuple[str, QTensor, dict[str, Any]]] = {
     "ct-fp8-channel": ("compressed-tensors", _drawn("fp8_e4m3", group=-1), {}),
     "ct-fp8-tensor": ("compressed-tensors", _drawn("fp8_e4m3", group=-1, rows=-1), {}),
     "ct-fp8-block": ("compressed-tensors", _drawn("fp8_e4m3", group=32, rows=32), {}),
+    "ct-marlin-24": ("compressed-tensors-marlin-24", _sparse(4), {}),
+    "ct-marlin-24-8": ("compressed-tensors-marlin-24", _sparse(8, -1), {}),
+    "ct-stack": ("compressed-tensors-stack", _drawn("int4", STACK, 32), {}),
+    "modelopt-stack": ("modelopt-stack", _one_factor(_drawn("nvfp4", STACK)), {}),
+    "exl3": ("exl3", _trellis(), {"codebook": "mcg"}),
     "metal-marlin": ("metal-marlin", _integers(4, **ANY), {}),
     "metal-marlin-fp4": ("metal-marlin", _drawn("fp4", group=32, scale_dtype="float16"), {}),
     "fp8-block": ("fp8", _drawn("fp8_e4m3", group=32, rows=32, scale_dtype="float32"), {}),
