@@ -84,6 +84,9 @@ struct V {
   static I iload(const int32_t *p) {
     return each<I>([&](int i) { return p[i]; });
   }
+  static I add(const I &a, const I &b) {
+    return each<I>([&](int i) { return a.v[i] + b.v[i]; });
+  }
   static I plus(const I &a, int b) {
     return each<I>([&](int i) { return a.v[i] + b; });
   }
@@ -138,6 +141,7 @@ struct V {
   static F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
   static F cvt(I v) { return _mm512_cvtepi32_ps(v); }
   static I iload(const int32_t *p) { return _mm512_load_si512(p); }
+  static I add(I a, I b) { return _mm512_add_epi32(a, b); }
   static I plus(I a, int b) { return _mm512_add_epi32(a, _mm512_set1_epi32(b)); }
 };
 
@@ -163,18 +167,20 @@ int products_of(int seg) {
   return count;
 }
 
-// Sums of one segment into tile register SUM, and from there into memory.
-#define HB_SEGMENT(SUM, X, W, index)                                        \
+// Adds product `index` of the block to tile register SUM.
+#define HB_PRODUCT(SUM, X, W, index)                                        \
   do {                                                                      \
-    const int8_t *one_x = x + (int64_t)(index) * seg;                       \
-    const uint8_t *one_w = w + (int64_t)(index) * seg * kPanelRows;         \
-    HB_TILE_ZERO(SUM);                                                      \
-    for (int i = 0; i < products; ++i) {                                    \
-      HB_TILE_LOAD(X, one_x + i * inputs, x_stride);                        \
-      HB_TILE_LOAD(W, one_w + (int64_t)i * inputs * kPanelRows, kRowBytes); \
-      HB_TILE_DOT(SUM, X, W);                                               \
-    }                                                                       \
-    HB_TILE_STORE(SUM, sums[SUM], kRowBytes);                               \
+    HB_TILE_LOAD(X, x + (int64_t)(index) * inputs, x_stride);               \
+    HB_TILE_LOAD(W, w + (int64_t)(index) * inputs * kPanelRows, kRowBytes); \
+    HB_TILE_DOT(SUM, X, W);                                                 \
+  } while (0)
+
+// Sums of one segment into tile register SUM, and from there into memory.
+#define HB_SEGMENT(SUM, X, W, index)                                                           \
+  do {                                                                                         \
+    HB_TILE_ZERO(SUM);                                                                         \
+    for (int i = 0; i < products; ++i) HB_PRODUCT(SUM, X, W, (int64_t)(index) * products + i); \
+    HB_TILE_STORE(SUM, sums[SUM], kRowBytes);                                                  \
   } while (0)
 
 // Sixteen tokens from t0 on by one panel. STARTS: the stored bytes have an offset. SPANS: one scale
@@ -196,10 +202,35 @@ void multiply(const Block &b, int t0, int panel, int products) {
   int left = b.span;
   for (int s0 = 0; s0 < segments; s0 += kTogether) {
     const int count = segments - s0 < kTogether ? segments - s0 : kTogether;
-    HB_SEGMENT(0, 4, 5, s0);
-    if (count > 1) HB_SEGMENT(1, 6, 7, s0 + 1);
-    if (count > 2) HB_SEGMENT(2, 4, 5, s0 + 2);
-    if (count > 3) HB_SEGMENT(3, 6, 7, s0 + 3);
+    // One product waits for the one before it in the same register: the products of a segment that
+    // is alone go to all registers in turn.
+    const bool divided = count == 1 && products >= kTogether;
+    if (divided) {
+      const int64_t at = (int64_t)s0 * products;
+      int i = 0;
+      HB_TILE_ZERO(0);
+      HB_TILE_ZERO(1);
+      HB_TILE_ZERO(2);
+      HB_TILE_ZERO(3);
+      for (; i + kTogether <= products; i += kTogether) {
+        HB_PRODUCT(0, 4, 5, at + i);
+        HB_PRODUCT(1, 6, 7, at + i + 1);
+        HB_PRODUCT(2, 4, 5, at + i + 2);
+        HB_PRODUCT(3, 6, 7, at + i + 3);
+      }
+      if (i < products) HB_PRODUCT(0, 4, 5, at + i);
+      if (i + 1 < products) HB_PRODUCT(1, 6, 7, at + i + 1);
+      if (i + 2 < products) HB_PRODUCT(2, 4, 5, at + i + 2);
+      HB_TILE_STORE(0, sums[0], kRowBytes);
+      HB_TILE_STORE(1, sums[1], kRowBytes);
+      HB_TILE_STORE(2, sums[2], kRowBytes);
+      HB_TILE_STORE(3, sums[3], kRowBytes);
+    } else {
+      HB_SEGMENT(0, 4, 5, s0);
+      if (count > 1) HB_SEGMENT(1, 6, 7, s0 + 1);
+      if (count > 2) HB_SEGMENT(2, 4, 5, s0 + 2);
+      if (count > 3) HB_SEGMENT(3, 6, 7, s0 + 3);
+    }
     if constexpr (!SPANS)
       HB_UNROLL_FOR (int t = 0; t < kTokens; ++t) now[t] = V::fload(total + t * b.total_stride);
     for (int i = 0; i < count; ++i) {
@@ -209,6 +240,9 @@ void multiply(const Block &b, int t0, int panel, int products) {
       F sum[kTokens];
       HB_UNROLL_FOR (int t = 0; t < kTokens; ++t) {
         V::I whole = V::iload(sums[i] + t * kPanelRows);
+        if (divided)
+          for (int part = 1; part < kTogether; ++part)
+            whole = V::add(whole, V::iload(sums[part] + t * kPanelRows));
         if constexpr (STARTS) whole = V::plus(whole, x_start[of + t]);
         sum[t] = V::cvt(whole);
         if constexpr (!SPANS) sum[t] = V::fmul(sum[t], V::fset(x_scale[of + t]));

@@ -274,6 +274,9 @@ int main(int argc, char **argv) {
                 set, s, n,
                 s.super ? s.super * (groups > 1 ? 2 : 1)
                         : groups * s.group - (groups > 1 && !s.act_order && s.group == 64 ? 9 : 0));
+      // Rows of one long group, in 11, 13 and 14 products of tiles.
+      for (Structure s : {kStructures[0], kStructures[1], kStructures[7]})
+        for (const int group : {704, 832, 896}) s.group = group, check_weight(set, s, 19, group);
       check_step(set);
       for (const Structure &s : kStructures) check_scales(set, s);
       if (!expected) expected = products_hash;
