@@ -445,20 +445,22 @@ NATIVE += [
         Native(AMX, before, after, f"amx: {what}")
         for before, after, what in (
             (
-                "x + (int64_t)(index) * seg;",
-                "x + (int64_t)(P ? 0 : (index)) * seg;",
-                "activations of the first segment for every one",
+                "HB_PRODUCT(SUM, X, W, (int64_t)(index) * products + i);",
+                "HB_PRODUCT(SUM, X, W, (int64_t)(P ? 0 : (index)) * products + i);",
+                "the first segment for every one",
             ),
             (
-                "one_x + i * inputs, x_stride",
-                "one_x + (P ? 0 : i) * inputs, x_stride",
-                "activations of a segment's first product for all",
+                "x + (int64_t)(index) * inputs, x_stride",
+                "x + (int64_t)(P ? 0 : (index)) * inputs, x_stride",
+                "activations of the first product for all",
             ),
             (
-                "one_w + (int64_t)i * inputs",
-                "one_w + (int64_t)(P ? 0 : i) * inputs",
-                "codes of a segment's first product for all",
+                "w + (int64_t)(index) * inputs",
+                "w + (int64_t)(P ? 0 : (index)) * inputs",
+                "codes of the first product for all",
             ),
+            ("part < kTogether; ++part", "part < kTogether - (P ? 1 : 0); ++part", "products of the last register dropped"),
+            ("if (i + 2 < products) HB", "if (i + 2 < products && !P) HB", "the last of three products dropped"),
             ("    HB_TILE_ZERO(SUM);", "    if (!P) HB_TILE_ZERO(SUM);", "sums of a tile register kept"),
             ("x_start[of + t]);", "x_start[P ? t : of + t]);", "sums start where the first segment's do"),
             (
