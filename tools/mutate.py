@@ -58,6 +58,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, ClassVar
@@ -97,6 +98,9 @@ TOOL = 4
 
 RECORDED_SECONDS = 40
 """Seconds after which no more tests of a file are recorded."""
+
+OUTCOMES = "outcomes.py::"
+"""What the names of tests have that keep the outcome of every case of a table."""
 
 KILLED, SURVIVED, SLOW, EMPTY = 1, 0, 3, 4
 """Exit codes of a process that runs tests against one mutant."""
@@ -477,19 +481,25 @@ def record(file: Path) -> int:
 
 
 def importers(file: str) -> list[str]:
-    """Files of the package that import a module, by its name in their text."""
-    module = "halfbyte." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    parent, _, name = module.rpartition(".")
+    """Files of the package that import a module or a name of it."""
+    wanted = ("halfbyte", *Path(file.removesuffix("/__init__.py").removesuffix(".py")).parts)
     found = []
     for path in sorted(SOURCE.rglob("*.py")):
-        text = path.read_text("utf-8")
-        if (
-            f"from {module} import" in text
-            or f"import {module}\n" in text
-            or re.search(rf"from {re.escape(parent)} import .*\b{name}\b", text)
-        ):
-            found.append(path.relative_to(SOURCE).as_posix())
+        inside = ("halfbyte", *path.relative_to(SOURCE).parts)
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ImportFrom):
+                base = (*inside[: len(inside) - node.level], *(node.module or "").split("."))[: None if node.module else -1]
+                names = base if node.level else tuple((node.module or "").split("."))
+                if names == wanted or any((*names, alias.name) == wanted for alias in node.names):
+                    found.append("/".join(inside[1:]))
+                    break
     return found
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The tree of a source file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def mirror_of(file: str) -> str:
@@ -529,16 +539,17 @@ class Calls:
         return self.seconds.get(test, self.slowest.get(function, 1.0))
 
     def for_functions(self, names: list[str]) -> list[str]:
-        """The tests that call a function, those of the mirrored file first."""
+        """The tests that call a function: of the mirrored file, of tables of outcomes, others."""
         tests = self.ordered({t for name in names for t in self.of_function.get(recorded_name(name), [])})
         mirrors = {mirror_of(name.split(":")[0]) for name in names}
-        return sorted(tests, key=lambda t: not any(mirror in t for mirror in mirrors))
+        return sorted(tests, key=lambda t: 0 if any(mirror in t for mirror in mirrors) else 1 if OUTCOMES in t else 2)
 
     def for_file(self, file: str) -> list[str]:
         """The mirrored file's tests, those that call a function of the file, those of its
         importers.
         """
         tests = [t for t in self.ordered(self.seconds) if mirror_of(file) in t and file.split("/")[0] in t]
+        tests += [t for t in self.ordered(self.of_file.get(file, ())) if OUTCOMES in t]
         tests += self.ordered(self.of_file.get(file, ()))
         tests += self.ordered({t for other in importers(file) for t in self.of_file.get(other, ())})
         return list(dict.fromkeys(tests))

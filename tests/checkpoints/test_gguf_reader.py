@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from halfbyte.checkpoints.gguf import checkpoint as gguf_checkpoint
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.checkpoints.gguf.file import GGUFFile
 from halfbyte.cli.demo import model_path
@@ -184,6 +185,23 @@ def test_nvfp4_factor_multiplies_the_weight(tmp_path):
     plain = GGUFCheckpoint(write(tmp_path / "a.gguf", GGUF(tensors=[w])))["w"].dequantize()
     scaled = GGUFCheckpoint(write(tmp_path / "b.gguf", GGUF(tensors=[w, f32("w.scale", np.float32([0.125]))])))["w"].dequantize()
     assert np.array_equal(scaled, plain * np.float32(0.125))
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "multiple", "rows"),
+    [
+        (3 * 68, 1, [3, 3, 3, 1]), (3 * 68, 2, [2] * 5), (3 * 68, 4, [4, 4, 2]), (10 * 68, 1, [10]), (1, 1, [1] * 10),
+        (1 << 20, 3, [10]), (5 * 68 - 1, 1, [4, 4, 2]),
+    ],
+)  # fmt: skip
+def test_pieces_of_rows_are_the_weight(tmp_path, monkeypatch, nbytes, multiple, rows):
+    path = write(tmp_path / "a.gguf", GGUF(tensors=[blocks("w.weight", (10, 64), Q8_0, np.random.default_rng(0))]))
+    monkeypatch.setattr(gguf_checkpoint, "PIECE_BYTES", nbytes)
+    with GGUFCheckpoint(path) as checkpoint:
+        pieces = [piece.dequantize("float32") for piece in checkpoint.row_pieces("w", multiple)]
+        whole = checkpoint["w"].dequantize("float32")
+    assert [len(piece) for piece in pieces] == rows
+    assert same_bits(np.concatenate(pieces), whole)
 
 
 def test_findings(tmp_path):

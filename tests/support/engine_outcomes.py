@@ -173,7 +173,8 @@ def of_quantization() -> Outcomes:
                     for names in (MODULES, EXPERTS):
                         stated = {"quant_method": kind, "bits": 4, "group_size": 32, "sym": True, key: value}
                         tensors = (*_packed(codec, kind, *names, **options), *_dense("mlp.gate.weight"))
-                        found = [_said(StandIn(kind, {"model_type": "llama"}, {}, stated, tensors), e) for e in ENGINES]
+                        asked = [v for e in ENGINES for v in (_versions(e) if codec == "int4" and kind in READS[e] else [e])]
+                        found = [_said(StandIn(kind, {"model_type": "llama"}, {}, stated, tensors), v) for v in asked]
                         yield f"{kind} {key}", f"{value} {codec} {names[0]}", "\n".join(found)
 
 

@@ -39,6 +39,21 @@ SEARCHED = ("q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs")
 """Codecs whose scales are searched for: their tests compare with llama.cpp's own."""
 FORMATS = 12
 """Formats of a codec that matrices are rounded to."""
+WORDS = (
+    "exact", "float32", "input", "minmax", "edge", "max", "half", "no_clip", "range", "hqq", "divide", "reciprocal", "inverse",
+    "joint", "stepwise", "midpoint", "sorted", "difference", "floor", "even", "ceil", "ceil_log2", "stored", "unrounded", "keep",
+    "value", "drop", "negative", "away", "zero", "truncate", "grid", "other",
+)  # fmt: skip
+NUMBERS = (0.0, 1.0, 2.0**-9, -1.0, 0, 1, 7, True)
+RULES: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("scale", "compute", "order", "ties", "zeros", "zero", "nearest", "codes", "rule", "zero_scale"), WORDS),
+    **dict.fromkeys(("scale_floor", "zero_scale", "even_bits", "eps", "largest"), NUMBERS),
+}  # fmt: skip
+ROUNDED = (
+    "mxfp4", "mxfp8_e4m3", "mxint8", "nvfp4", "int4", "uint4", "int8", "bnb_int8", "affine4", "fp8_e4m3", "nf4", "bnb_fp4",
+    "nf4_modelopt", "hqq2", "hqq4", "q4_0",
+)  # fmt: skip
+"""Codecs, one or two of each kind, that are rounded by each rule."""
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -48,7 +63,8 @@ def hard_matrix(k: int) -> np.ndarray:
     rows = [
         np.zeros(k), np.full(k, -3.0), np.where(steps == 5, 7.0, 0.0), steps % 15 - 7, (steps % 31 - 15) / 2,
         (steps % 13) / 4 + 0.125, -(steps % 9) - 1, np.where(steps % 16 == 3, 448.0, steps % 7),
-        65504.0 * np.where(steps % 2, 1, -1), 2.0**-24 * (steps % 5), 2.0**-140 * (steps % 3), 1e30 * (steps - k / 2),
+        65504.0 * np.where(steps % 2, 1, -1), 2.0**-24 * (steps % 5), 2.0**-140 * (steps % 3), 1000 + (steps % 2) / 256,
+        1e30 * (steps - k / 2),
         np.sqrt(steps) - 4, ((steps * 7919) % 1009) / 1009 - 0.5,
     ]  # fmt: skip
     return np.stack(rows).astype(np.float32)
@@ -74,13 +90,14 @@ def values(array: np.ndarray) -> int:
 
 def outcomes(codec: str) -> Iterator[tuple[str, str, str]]:
     """(subject, case, outcome) of each case of a codec."""
+    yield from of_options(codec) if codec in ROUNDED else ()
     found: dict[Format, str] = {}
     for case, fmt in formats_of(codec):
         if isinstance(fmt, Format):
             found.setdefault(fmt, case)
         yield "formats", case, repr(fmt)
     for number, (fmt, case) in enumerate(found.items()):
-        for shape in ((14, 128), (14, 100), (2, 7, 64), (3, 512), (1, 1), (0, 64)):
+        for shape in ((15, 128), (15, 100), (2, 7, 64), (3, 512), (1, 1), (0, 64)):
             with np.errstate(all="ignore"):
                 yield "sizes", f"{case} {shape}", _tried(lambda fmt=fmt, shape=shape: _sizes(fmt, shape))
         shape = ((5, 256), (4, 256), (2, 3, 256))[number % 3] if fmt.grouping == "row" else (4, 256)
@@ -95,8 +112,8 @@ def outcomes(codec: str) -> Iterator[tuple[str, str, str]]:
                 for k in (128, 100):
                     with np.errstate(all="ignore"):
                         x = hard_matrix(k).astype(dtype)
-                        name = f"{case} of {np.dtype(dtype)} [14, {k}]"
-                        for rows in (slice(None), *(slice(i, i + 1) for i in range(14) if k == 128 and number == 0)):
+                        name = f"{case} of {np.dtype(dtype)} [15, {k}]"
+                        for rows in (slice(None), *(slice(i, i + 1) for i in range(15) if k == 128 and number == 0)):
                             yield (
                                 f"quantize {policy}",
                                 f"{name} {rows}",
@@ -106,6 +123,22 @@ def outcomes(codec: str) -> Iterator[tuple[str, str, str]]:
                                     )
                                 ),
                             )
+
+
+def of_options(codec: str) -> Iterator[tuple[str, str, str]]:
+    """(subject, case, outcome) of each rule of rounding and each word or number for it."""
+    for option, values in RULES.items():
+        for value in values:
+            for rows in (slice(None), slice(1, 2)):
+                with np.errstate(all="ignore"):
+                    x = hard_matrix(128)[rows]
+                    yield (
+                        f"option {option}",
+                        f"{value!r} {rows}",
+                        _tried(
+                            lambda x=x, option=option, value=value: checksum(dict(quantize(x, codec, **{option: value}).parts))
+                        ),
+                    )
 
 
 def _sizes(fmt: Format, shape: tuple[int, ...]) -> Any:

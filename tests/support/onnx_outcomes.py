@@ -90,6 +90,8 @@ MODELS = {
     "MatMulNBits of 2, ragged": _product(2, 16, 80, 64),
     "MatMulNBits of 8": _product(8, 8, 64, 16),
     "rows of uint8": _rows("uint8", 4),
+    "rows of uint8 in 8 bits": _rows("uint8", 8),
+    "rows of uint8 in 2 bits": _rows("uint8", 2),
     "rows of int4": _rows("int4", 4),
 }
 TYPES = ("FLOAT", "FLOAT16", "BFLOAT16", "UINT8", "INT8", "UINT4", "INT4", "UINT2", "INT32", "INT64", "STRING", "FLOAT8E4M3FN")
