@@ -113,17 +113,6 @@ def test_what_cannot_stay_packed_is_dense_and_named(tmp_path, capsys, name, rule
     assert same(logits(halfbyte.load_model(out)[0]), logits(halfbyte.load_model(gguf)[0]))
 
 
-@pytest.mark.parametrize("name", ["maincoder"])
-def test_layers_of_another_form_are_not_calibrated_under_names_of_the_folder(tmp_path, capsys, monkeypatch, name):
-    _, gguf = written(tmp_path, name)
-    ids = np.random.default_rng(0).integers(3, 48, (4, 16)).tolist()
-    monkeypatch.setattr("halfbyte.calibration.walk.token_sequences", lambda *a: ids)
-    (tmp_path / "text.txt").write_text("")
-    command = ["quantize", str(gguf), str(tmp_path / "out"), "--to", "mlx:affine8:g32", "--method", "gptq"]
-    assert main([*command, "--calibration", str(tmp_path / "text.txt")]) == 2
-    assert "halfbyte dequantize makes a folder" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_dequantized_gguf_is_loaded_by_transformers(tmp_path, name):
     model, gguf = written(tmp_path, name, packed=True)

@@ -1,9 +1,12 @@
-"""Sizes in a header that do not fit each other or the tensors: refused, never a fault, and never a
-tensor of another shape than the view states.
+"""Sizes in a header that do not fit each other or the tensors: refused, never a fault, never a
+tensor of another shape than the view states, and never a folder that its own configuration does not
+describe.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,14 @@ import numpy as np
 import pytest
 
 import halfbyte
+import transformers
+from halfbyte.cli import main
 from halfbyte.errors import CheckpointError, HalfbyteError, UnsupportedError
 from halfbyte.gguf_models.view import ModelView
 from support.gguf_families import FAMILIES, family_file, family_model
-from support.gguf_writer import f32
+from support.gguf_models import MODELS, dense_model, model_file
+from support.gguf_writer import GGUF, f32
+from transformers import AutoModelForCausalLM
 
 
 def changed(path: Path, case: str, key: str, value: Any) -> Path:
@@ -49,11 +56,47 @@ def test_any_size_gives_a_view_or_a_refusal(tmp_path, case):
             assert not refused or str(path) in refused
 
 
+def others(file: GGUF) -> Iterator[tuple[str, Any, GGUF]]:
+    """(key, value, file) of each integer of a header, twice as large: one number, or one of a list."""
+    for i, (key, kind, value) in enumerate(file.pairs):
+        if kind not in ("uint32", "int32", "array[uint32]", "array[int32]") or key.startswith(("general", "tokenizer")):
+            continue
+        last = [*value[:-1], 2 * value[-1] or 1] if kind.startswith("array") else 2 * value or 1
+        yield key, last, replace(file, pairs=[*file.pairs[:i], (key, kind, last), *file.pairs[i + 1 :]])
+
+
+@pytest.mark.parametrize("case", [*MODELS, *FAMILIES])
+def test_no_size_makes_a_folder_that_is_no_model(tmp_path, capsys, case):
+    """Each size of each architecture, doubled: `dequantize` refuses, and nothing is written; or
+    transformers loads the folder, with no tensor missing, left over or of another shape.
+    """
+    whole = model_file(case, dense_model(case), False) if case in MODELS else family_file(case, family_model(case))
+    path = tmp_path / "model.gguf"
+    refused = []
+    for i, (key, _, file) in enumerate(others(whole)):
+        path.write_bytes(file.bytes())
+        out = tmp_path / str(i)
+        status, said = main(["dequantize", str(path), str(out), "--dtype", "float32"]), capsys.readouterr().err
+        if status:
+            assert (status, out.exists()) == (2, False)
+            assert str(path) in said
+            refused.append(key.partition(".")[2])
+        elif not (out / "config.json").exists():
+            assert "names stay GGUF's, and neither config.json nor a tokenizer is written: " in said
+        else:
+            name = json.loads((out / "config.json").read_text())["architectures"][0]
+            loader = getattr(transformers, name, AutoModelForCausalLM)
+            _, info = loader.from_pretrained(out, output_loading_info=True, dtype="float32")
+            assert not {key for key in info["missing_keys"] if not key.startswith("pooler.")}, key
+            assert not info["unexpected_keys"], key
+    assert {"block_count", "embedding_length"} <= set(refused)
+
+
 @pytest.mark.parametrize(
     ("case", "key", "value", "words"),
     [
-        ("qwen35moe", "ssm.time_step_rank", 8, "has 4 rows; heads and widths of the configuration"),
-        ("hy_v4", "attention.kv_lora_rank", 128, "has 72 rows; heads and widths of the configuration"),
+        ("qwen35moe", "ssm.time_step_rank", 8, r"\.ssm_a: shape \(\[4\]; the header makes it \[8\]\)"),
+        ("hy_v4", "attention.kv_lora_rank", 128, r"attn_kv_a_mqa\.weight: shape \(\[72, 64\]; the header makes it \[136, 64\]\)"),
         ("stablelm", "rope.dimension_count", 9, "is 9; an even number up to 16"),
         ("laguna", "rope.dimension_count_swa", 32, "is 32; an even number up to 16"),
         ("bailingmoe2", "expert_group_count", None, "in 1 groups, 2 of them used"),

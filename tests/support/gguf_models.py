@@ -197,6 +197,18 @@ MIXED = (Q8_0, Q8_0, F16, Q8_0, BF16)
 def write(
     path: Path, name: str, model: Any, packed: bool, shards: int = 1, kinds: tuple[int, ...] = MIXED, more: Sequence[Tensor] = ()
 ) -> Path:
+    """`model_file`, and its parts where it has several."""
+    file = model_file(name, model, packed, kinds, more)
+    path.write_bytes(file.bytes())
+    for i in range(shards if shards > 1 else 0):
+        split = [("split.no", "uint16", i), ("split.count", "uint16", shards)]
+        split.append(("split.tensors.count", "int32", len(file.tensors)))
+        part = GGUF(pairs=[*(file.pairs if i == 0 else []), *split], tensors=file.tensors[i::shards])
+        path.with_name(f"{path.stem}-{i + 1:05d}-of-{shards:05d}.gguf").write_bytes(part.bytes())
+    return path
+
+
+def model_file(name: str, model: Any, packed: bool, kinds: tuple[int, ...] = MIXED, more: Sequence[Tensor] = ()) -> GGUF:
     """The model as llama.cpp's converter writes it, and the tensors `more`. With `packed`, matrices
     become tensors of `kinds` in turn, here and in `model`.
     """
@@ -251,12 +263,7 @@ def write(
         tensors.append(Tensor(gguf_name(key, names), tuple(reversed(x.shape)), kind, data))
     if name == "llama-3":
         tensors.append(Tensor("rope_freqs.weight", (HEAD // 2,), F32, rotation_factors(config).tobytes()))
-    path.write_bytes(GGUF(pairs=pairs, tensors=tensors).bytes())
-    for i in range(shards if shards > 1 else 0):
-        split = [("split.no", "uint16", i), ("split.count", "uint16", shards), ("split.tensors.count", "int32", len(tensors))]
-        part = GGUF(pairs=[*(pairs if i == 0 else []), *split], tensors=tensors[i::shards])
-        path.with_name(f"{path.stem}-{i + 1:05d}-of-{shards:05d}.gguf").write_bytes(part.bytes())
-    return path
+    return GGUF(pairs=pairs, tensors=tensors)
 
 
 def experts(key: str, p: Any, packed: bool, transposed: bool) -> list[Tensor]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,10 @@ import numpy as np
 import torch
 
 from ..checkpoints import Checkpoint
+from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..conversion.importance import ImportanceMatrix, InputSquares, gguf_modules
+from ..gguf_models.to_gguf import GGUFView
+from ..gguf_models.view import ModelView
 from .matrices import layer_matrices
 from .running import first_inputs, run_layer
 from .sources import layer_source
@@ -44,7 +48,8 @@ def collect_importance(
     tokenizer, UnsupportedError for a model without a table of GGUF names.
     """
     where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    modules = gguf_modules(checkpoint)
+    view = ModelView(checkpoint) if isinstance(checkpoint, GGUFCheckpoint) else GGUFView(checkpoint, names_only=True)
+    modules = gguf_modules(checkpoint if isinstance(checkpoint, GGUFCheckpoint) else view)
     source = layer_source(checkpoint, where)
     ids = token_sequences(source.tokenizer, Path(text), context, sequences)
     found: dict[str, dict[int, InputStatistics | None]] = defaultdict(dict)
@@ -66,9 +71,11 @@ def collect_importance(
             source.drop(number)
     if progress is not None:
         progress(source.count, source.count, "")
-    return ImportanceMatrix(
-        {name: _entry(each, widths[name]) for name, each in found.items()}, (Path(text).name,), len(ids), context
-    )
+    entries = {name: _entry(each, widths[name]) for name, each in found.items()}
+    for name, order in view.input_orders().items():
+        if name in entries:
+            entries[name] = replace(entries[name], sums=entries[name].sums[:, np.argsort(order)])
+    return ImportanceMatrix(entries, (Path(text).name,), len(ids), context)
 
 
 def _entry(each: dict[int, InputStatistics | None], k: int) -> InputSquares:

@@ -75,6 +75,9 @@ def layer_matrices(layer: nn.Module, prefix: str, slots: Mapping[str, Slot], row
 
 def _of_linear(path: str, module: nn.Linear, keys: Mapping[str, Slot], rows: Callable[[str], int]) -> Iterator[Matrix]:
     start = 0
+    if len(keys) == 1:  # a matrix of one row may be a vector in the file
+        yield Matrix(next(iter(keys)), None, path, module.weight.data)
+        return
     for key, _ in sorted(keys.items(), key=lambda item: item[1].part or 0):
         stop = start + rows(key)
         yield Matrix(key, None, path, module.weight.data[start:stop])
@@ -82,7 +85,7 @@ def _of_linear(path: str, module: nn.Linear, keys: Mapping[str, Slot], rows: Cal
 
 
 def _of_experts(path: str, module: nn.Module, key: str, slot: Slot) -> Iterator[Matrix]:
-    count = int(module.gate_up_proj.shape[0])
+    count = int(module.down_proj.shape[0])
     for expert in range(count) if slot.expert is None else (slot.expert,):
         given = gated_input(path, expert) if slot.projection == "down_proj" else expert_input(path, expert)
         yield Matrix(key, expert if slot.expert is None else None, given, expert_matrix(module, slot.projection, expert))
@@ -90,9 +93,10 @@ def _of_experts(path: str, module: nn.Module, key: str, slot: Slot) -> Iterator[
 
 def expert_matrix(module: nn.Module, piece: str, expert: int) -> Tensor:
     """Rows (n, k) of one projection of one expert: a view on the stack, in either orientation."""
-    stack: Tensor = (module.down_proj if piece == "down_proj" else module.gate_up_proj).data
+    gated = hasattr(module, "gate_up_proj")
+    stack: Tensor = (module.down_proj if piece == "down_proj" else module.gate_up_proj if gated else module.up_proj).data
     matrix = stack[expert].T if getattr(module, "is_transposed", False) else stack[expert]
-    return half(matrix, module, piece)
+    return half(matrix, module, piece) if gated else matrix
 
 
 def half(rows: Tensor, module: nn.Module, piece: str) -> Tensor:

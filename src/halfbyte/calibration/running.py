@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import HalfbyteError, UnsupportedError, summary_of
 from .sources import Source
 
 
@@ -20,8 +21,11 @@ class _Recorder(nn.Module):  # type: ignore[misc] # torch is not type-checked
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.arguments: tuple[Any, dict[str, Any]] = ((), {})
-        # Some models read a layer's attention type before they call it.
-        self.attention_type = getattr(layer, "attention_type", None)
+        self._layer = [layer]  # no module of this one
+
+    def __getattr__(self, name: str) -> Any:
+        """Some models read a layer's attention type, or another attribute, before they call it."""
+        return super().__getattr__(name) if name in ("_layer", "arguments") else getattr(self._layer[0], name)
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         self.arguments = (args, kwargs)
@@ -45,8 +49,9 @@ def first_inputs(
     inner = source.model.get_submodule(source.prefix.rpartition(".")[0]) if "." in source.prefix else source.model
     firsts: list[Tensor] = []
     handle = recorders[0].register_forward_pre_hook(lambda module, args: firsts.append(args[0]))
-    for sequence in ids:
-        inner(input_ids=torch.tensor([sequence], device=device), use_cache=False)
+    with _one_by_one(source):
+        for sequence in ids:
+            inner(input_ids=torch.tensor([sequence], device=device), use_cache=False)
     handle.remove()
     for i, layer in enumerate(real):
         layers[i] = layer
@@ -55,9 +60,27 @@ def first_inputs(
 
 def run_layer(layer: nn.Module, hidden: Tensor, arguments: tuple[Any, dict[str, Any]]) -> Tensor:
     """The outputs of a layer, under the arguments that the model gives it."""
-    out = layer(hidden, *arguments[0], **arguments[1])
+    with _one_by_one(layer):
+        out = layer(hidden, *arguments[0], **arguments[1])
     result: Tensor = out[0] if isinstance(out, tuple) else out
     return result
+
+
+@contextmanager
+def _one_by_one(what: Source | nn.Module) -> Iterator[None]:
+    """UnsupportedError for what a model's code raises because its layers are called one by one,
+    with the arguments of the first call.
+    """
+    try:
+        yield
+    except (HalfbyteError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
+        name = type(what.model if isinstance(what, Source) else what).__name__
+        raise UnsupportedError(
+            f"[quantize] layers of {name} cannot be called one by one, as calibration walks them ({summary_of(error)}); "
+            "use --method mse or rtn"
+        ) from error
 
 
 @contextmanager

@@ -27,8 +27,9 @@ from ..errors import CheckpointError, UnsupportedError
 from ..generation.native_tokenizer import tokenizer_of_folder
 from ..gguf_models.architecture import EXPERTS, PART
 from ..gguf_models.config import architecture_of, config_of
-from ..gguf_models.names import ROTATION_FACTORS
+from ..gguf_models.names import ROTATION_FACTORS, task_of_class
 from ..gguf_models.tokenizer import tokenizer_of
+from ..gguf_models.view import ModelView
 from ..tensor.qtensor import QTensor
 from ..transformers.build import empty_model
 from ..transformers.config import config_of_folder
@@ -79,11 +80,15 @@ class Source(ABC):
     slots: dict[str, Slot]
 
     def __init__(self, path: Path, device: str) -> None:
-        layers = [n for n, m in self.model.named_modules() if isinstance(m, nn.ModuleList) and n.rpartition(".")[2] == "layers"]
-        if not layers:
-            raise UnsupportedError(f"[quantize] {type(self.model).__name__} has no list of layers to walk over; use --method mse")
+        lists = [n for n, m in self.model.named_modules() if isinstance(m, nn.ModuleList) and n.rpartition(".")[2] == "layers"]
+        outer = [n for n in lists if len(n) == len(min(lists, key=len))]
+        if len(outer) != 1:
+            has = f"several lists of layers ({', '.join(outer)})" if outer else "no list of layers"
+            raise UnsupportedError(
+                f"[quantize] {path}: {type(self.model).__name__} has {has}, and calibration walks one; use --method mse or rtn"
+            )
         self.path, self.device = path, device
-        self.prefix = min(layers, key=len)
+        self.prefix = outer[0]
         self.count = len(self.model.get_submodule(self.prefix))
         self._empty: dict[int, nn.Module] = {}
         """Layers as they were before their weights were read, on the meta device."""
@@ -94,6 +99,10 @@ class Source(ABC):
 
     def rows(self, key: str, count: int) -> NDArray[np.int64] | None:
         """Rows of the file's tensor in the model's order; None for the same order."""
+        return None
+
+    def inputs(self, key: str, width: int) -> NDArray[np.int64] | None:
+        """Inputs of the file's matrix in the model's order; None for the same order."""
         return None
 
     def offset(self, key: str) -> float:
@@ -135,11 +144,16 @@ class Source(ABC):
 
 
 class FolderSource(Source):
-    """Safetensors with a config.json."""
+    """Safetensors with a config.json, or a GGUF file under the names of such a folder."""
 
     def __init__(self, checkpoint: Checkpoint, device: str) -> None:
-        self.model = empty_model(config_of_folder(checkpoint), torch.float32)
-        self.tokenizer = tokenizer_of_folder(checkpoint)
+        if isinstance(checkpoint, ModelView):
+            self.model = _empty(config_of(checkpoint.source), checkpoint, checkpoint.architecture.task)
+            self.tokenizer = tokenizer_of(checkpoint.source)
+        else:
+            kind, classes = checkpoint.config.get("model_type"), checkpoint.config.get("architectures")
+            self.model = _empty(config_of_folder(checkpoint), checkpoint, task_of_class(str(kind), classes or ()))
+            self.tokenizer = tokenizer_of_folder(checkpoint)
         # Keys are resolved as spelled; those of packed weights lack ".weight".
         groups: dict[str, dict[Slot, str]] = FolderFilling(self.model, checkpoint).plan()[0]
         self._filling = FolderFilling(self.model, cast(Checkpoint, Decoded(checkpoint)), device=device)
@@ -162,7 +176,7 @@ class GGUFSource(Source):
     """A GGUF file."""
 
     def __init__(self, checkpoint: GGUFCheckpoint, device: str) -> None:
-        self.model = empty_model(config_of(checkpoint), torch.float32)
+        self.model = _empty(config_of(checkpoint), checkpoint, architecture_of(checkpoint).task)
         self.tokenizer = tokenizer_of(checkpoint)
         self._filling = GGUFFilling(self.model, cast(Checkpoint, Decoded(checkpoint)), device=device)
         self._filling.architecture = architecture_of(checkpoint)
@@ -171,9 +185,10 @@ class GGUFSource(Source):
         for key in checkpoint:
             name = checkpoint.tensor_name(key)
             slot = self._filling.slot(name)
-            if slot is not None and (PART in slot[0] or self._filling.is_unused(name, layers)):
+            divided = self._filling.stem(key) in self._filling.architecture.splits
+            if divided or (slot is not None and (PART in slot[0] or self._filling.is_unused(name, layers))):
                 raise UnsupportedError(
-                    f"[quantize] {checkpoint.path}: {name} is joined with other tensors, or not used, in "
+                    f"[quantize] {checkpoint.path}: {name} is divided, joined with other tensors, or not used, in "
                     f"{checkpoint.config['model_type']}, which calibration does not walk; use --method mse or rtn, or quantize "
                     "the model's own folder"
                 )
@@ -197,7 +212,8 @@ class GGUFSource(Source):
             fill_experts(filling, path, pieces)
 
     def tie(self) -> None:
-        if ROTATION_FACTORS in self._filling.checkpoint:
+        unused = self._filling.is_unused(ROTATION_FACTORS, self.count)
+        if ROTATION_FACTORS in self._filling.checkpoint and not unused:
             self._filling.stretch_rotation(self._filling.dense(ROTATION_FACTORS))
         if getattr(self.model.config, "tie_word_embeddings", False):
             self._filling.tie_head()
@@ -205,9 +221,26 @@ class GGUFSource(Source):
     def rows(self, key: str, count: int) -> NDArray[np.int64] | None:
         return self._filling.row_order(key, count)
 
+    def inputs(self, key: str, width: int) -> NDArray[np.int64] | None:
+        return self._filling.input_order(key, width)
+
     def offset(self, key: str) -> float:
         slot = self.slots[key]
         return float(self._filling.architecture.adds_one(slot.path, slot.leaf, self._filling.stem(key)))
+
+
+def _empty(config: Any, checkpoint: Checkpoint, task: str) -> Any:
+    """The causal language model of a configuration, without weights."""
+    why = ""
+    if task == "text":
+        try:
+            return empty_model(config, torch.float32, checkpoint.__contains__)
+        except UnsupportedError as error:
+            why = f" ({str(error).partition('] ')[2]})"
+    raise UnsupportedError(
+        f"[quantize] {checkpoint.path}: {config.model_type} here is no causal language model{why}, and calibration walks no "
+        "other; use --method mse or rtn"
+    )
 
 
 def layer_source(checkpoint: Checkpoint, device: str) -> Source:

@@ -31,17 +31,18 @@ from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..conversion.expert_formats import check_experts
 from ..conversion.importance import gguf_modules
 from ..conversion.mixes import BoundMix
-from ..conversion.quantize import check_dense, round_searched
+from ..conversion.quantize import check_dense, model_to_round, round_searched, with_names_of_file
 from ..conversion.recipe import Recipe, format_for, module_of
 from ..conversion.targets import goal_named
 from ..conversion.transposed_experts import with_transposed_experts
 from ..errors import FormatError, HalfbyteError, ShapeError, plural
 from ..generation.templates import token_ids
 from ..gguf_models.to_gguf import GGUFView
+from ..gguf_models.view import ModelView
 from ..quantizers import Factored, factored, gptq, has_search, mse, on_tensors
 from ..quantizers.groups import checked_importance
 from ..spec import Format
-from ..tensor.concat import stack, take_rows
+from ..tensor.concat import moved_units, stack, take_inputs, take_rows
 from ..tensor.qtensor import QTensor
 from ..tensor.quantize import quantize
 from ..transformers.fill.module_paths import is_experts
@@ -70,7 +71,8 @@ class CalibrationError(HalfbyteError, ValueError):
 class Calibrated:
     """The result of a calibration.
 
-    weights   module of the checkpoint -> packed weight, rows in the file's order
+    weights   module of the checkpoint, of a GGUF that becomes a folder those of the folder ->
+              packed weight, rows in its order
     replaced  changed dense tensors, by key
     notes     sentences about requested steps that were not possible
     name      identifies method, text and options
@@ -135,6 +137,9 @@ def calibrate(
         )
     where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     check_dense(checkpoint, from_packed)
+    checkpoint = model_to_round(checkpoint, recipe)
+    if isinstance(checkpoint, ModelView):
+        recipe = with_names_of_file(recipe, checkpoint)
     check_experts(checkpoint, recipe)
     checkpoint = rows_by_name(with_transposed_experts(checkpoint, recipe))
     source = layer_source(checkpoint, where)
@@ -249,6 +254,8 @@ class _Calibration:
             home = checkpoint if isinstance(checkpoint, GGUFCheckpoint) else GGUFView(checkpoint)
             self._mix, self._gguf_modules = BoundMix(recipe.mix, home), gguf_modules(home)
         self._done = LayerResult()
+        self._divided: set[str] = set()
+        """Modules whose inputs the file has in an order that divides groups of the format."""
 
     def layer(
         self, number: int, hidden: list[Tensor], arguments: tuple[Any, dict[str, Any]], walked: int
@@ -379,8 +386,9 @@ class _Calibration:
                 continue
             q = done.weights[module]
             q = q if m.expert is None else q[m.expert]
-            order = self.source.rows(m.key, q.shape[0])
-            out.append((m, q if order is None else take_rows(q, order)))
+            order, inputs = self.source.rows(m.key, q.shape[0]), self.source.inputs(m.key, q.shape[-1])
+            q = q if order is None else take_rows(q, order)
+            out.append((m, q if inputs is None else take_inputs(q, inputs)))
         self.source.drop(number)
         return out
 
@@ -395,9 +403,14 @@ class _Calibration:
         if goal is None:
             return None
         try:
-            return format_for(goal, "float32" if info.quantized else info.dtype, info.shape)[0]
+            fmt = format_for(goal, "float32" if info.quantized else info.dtype, info.shape)[0]
         except ShapeError:
             return None  # kept dense; the writer reports it
+        inputs = self.source.inputs(key, info.shape[-1])
+        if module is not None and inputs is not None and None in (moved_units(inputs, fmt), moved_units(np.argsort(inputs), fmt)):
+            self._divided.add(module)
+            return None
+        return fmt
 
     def _round_all(
         self, matrices: list[Matrix], inputs: InputCollector, wanted: Mapping[str, Format]
@@ -445,10 +458,9 @@ class _Calibration:
             self._done.weights[module] = stack([q for _, q in sorted(pieces, key=lambda piece: piece[0])])
 
     def _in_file_order(self, key: str, q: QTensor) -> QTensor:
-        order = self.source.rows(key, q.shape[0])
-        if order is None:
-            return q
-        return take_rows(q, np.argsort(order))
+        order, inputs = self.source.rows(key, q.shape[0]), self.source.inputs(key, q.shape[-1])
+        q = q if order is None else take_rows(q, np.argsort(order))
+        return q if inputs is None else take_inputs(q, np.argsort(inputs))
 
     def report_uncalibrated(self, result: Calibrated, uncalibrated: list[str]) -> None:
         """Note which weights of the recipe no token reached, and which are in no layer."""
@@ -457,7 +469,11 @@ class _Calibration:
             module = module_of(info)
             if module is not None and self._wanted(info.key) is not None and module not in result.weights:
                 unmet.append(module)
-        for names, why in ((uncalibrated, "without a calibration token"), (unmet, "in no layer that calibration walks over")):
+        for names, why in (
+            (uncalibrated, "without a calibration token"),
+            (unmet, "in no layer that calibration walks over"),
+            (sorted(self._divided), "with inputs in an order that divides groups of the format"),
+        ):
             if names:
                 result.notes.append(
                     f"rounded with searched scales: {plural(len(names), 'weight')} {why}: {', '.join(names[:6])}"
@@ -466,6 +482,7 @@ class _Calibration:
 
 
 def multiplying(layer: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """(linear modules, experts modules) of a layer, by path."""
+    """(linear modules, modules of gated experts) of a layer, by path."""
     linear = {n: m for n, m in layer.named_modules() if isinstance(m, nn.Linear)}
-    return linear, {n: m for n, m in layer.named_modules() if is_experts(m) and hasattr(m, "_apply_gate")}
+    gated = {n: m for n, m in layer.named_modules() if is_experts(m) and hasattr(m, "_apply_gate") and hasattr(m, "gate_up_proj")}
+    return linear, gated

@@ -282,6 +282,28 @@ def implied_gguf(names: Set[str], blocks: int) -> list[Requirement]:
     return out + [_module(name) for name in _ROTATION_FACTORS if names & set(_ROTATION_FACTORS)]
 
 
+def stacks_gguf(blocks: int, tensors: int, width: int | None, experts: int | None, inner: int | None) -> list[Requirement]:
+    """The experts of a GGUF model of `GGUF_FAMILIES` that has some: a router and three stacks a
+    block, in the shapes that the header gives them where it states every size.
+
+    experts  expert_count
+    inner    width of one expert
+    """
+    if not experts:
+        return []
+
+    def shaped(name: str, *shape: int | None) -> Requirement:
+        return Requirement(((name,),), None if None in shape else tuple(s for s in shape if s))
+
+    out: list[Requirement] = []
+    for i in range(min(blocks, tensors + 1)):
+        at = f"blk.{i}.ffn_"
+        out.append(shaped(at + "gate_inp", experts, width))
+        out += [shaped(f"{at}{half}_exps", experts, inner, width) for half in ("gate", "up")]
+        out.append(shaped(at + "down_exps", experts, width, inner))
+    return out
+
+
 def expected_gguf(
     blocks: int, tensors: int, width: int | None, heads: tuple[int, int] | None, head: tuple[int, int] | None, inner: int | None
 ) -> dict[str, tuple[int | None, int | None]]:
@@ -297,12 +319,14 @@ def expected_gguf(
     def times(count: int | None, size: int | None) -> int | None:
         return count * size if count and size else None
 
+    rows = [times(queries, key), times(keys, key), times(keys, value)]
+    fused = sum(r for r in rows if r) if None not in rows else None
     out: dict[str, tuple[int | None, int | None]] = {"token_embd": (None, width), "output": (None, width)}
     for i in range(min(blocks, tensors + 1)):
         at = f"blk.{i}."
         out |= {
-            f"{at}attn_q": (times(queries, key), width), f"{at}attn_k": (times(keys, key), width),
-            f"{at}attn_v": (times(keys, value), width), f"{at}attn_output": (width, times(queries, value)),
+            f"{at}attn_q": (rows[0], width), f"{at}attn_k": (rows[1], width), f"{at}attn_v": (rows[2], width),
+            f"{at}attn_qkv": (fused, width), f"{at}attn_output": (width, times(queries, value)),
             f"{at}ffn_gate": (inner, width), f"{at}ffn_up": (None, width), f"{at}ffn_down": (width, inner),
         }  # fmt: skip
     return out

@@ -124,7 +124,7 @@ def quantize(
     from ..checkpoints.io.safe_files import replace_text
     from ..conversion.allocation import check_recipe_path, read_recipe
     from ..conversion.expert_formats import check_experts
-    from ..conversion.importance import ImportanceRounder, digest_of, gguf_modules, read_importance
+    from ..conversion.importance import digest_of, importance_rounder, read_importance
     from ..conversion.quantize import quantize_checkpoint
     from ..conversion.recipe import module_of, recipe_of
     from ..conversion.targets import goal_named, layouts_in_words
@@ -252,9 +252,7 @@ def quantize(
             walked = {"layers": found.layers, "layers_resumed": found.resumed}
         clock.lap("seconds_calibrating")
         if imatrix is not None:
-            weighted = ImportanceRounder(read_importance(imatrix), gguf_modules(checkpoint))
-            weighted.check()
-            rounder, named = weighted, f"mse under {digest_of(imatrix)}"
+            rounder, named = importance_rounder(read_importance(imatrix), checkpoint), f"mse under {digest_of(imatrix)}"
         with progress("planning" if plan else "quantizing", in_bytes=True) as report:
             done = quantize_checkpoint(
                 checkpoint,

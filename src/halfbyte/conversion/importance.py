@@ -177,17 +177,30 @@ def gguf_modules(checkpoint: Checkpoint) -> dict[str, tuple[str, int | None]]:
     return view.modules_of_source()
 
 
+def importance_rounder(matrix: ImportanceMatrix, checkpoint: Checkpoint) -> ImportanceRounder:
+    """The rounder of a checkpoint's weights. Raises as `gguf_modules`, FormatError when no module
+    has an entry: the matrix belongs to another model.
+    """
+    home = checkpoint if isinstance(checkpoint, GGUFCheckpoint | GGUFView) else GGUFView(checkpoint, names_only=True)
+    orders = home.input_orders() if isinstance(home, GGUFView) else {}
+    rounder = ImportanceRounder(matrix, gguf_modules(home), orders)
+    rounder.check()
+    return rounder
+
+
 @dataclass
 class ImportanceRounder:
     """A `Rounder`: searched scales, each input's error weighted by its importance.
 
     matrix   importances
     modules  module of the checkpoint -> where it is in a GGUF (`gguf_modules`)
+    orders   module of a GGUF -> its index of each input of x, where their order is another
     without  modules that have no entry; their inputs count the same
     """
 
     matrix: ImportanceMatrix
     modules: Mapping[str, tuple[str, int | None]]
+    orders: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     without: list[str] = field(default_factory=list)
 
     def __call__(self, module: str, x: NDArray[Any], fmt: Format) -> QTensor:
@@ -207,6 +220,7 @@ class ImportanceRounder:
                 f"[imatrix] {name}: importances {list(h.shape)} for a weight {list(x.shape)}; wanted {list(wanted)}. The matrix "
                 "belongs to another model"
             )
+        chosen = chosen[:, self.orders[name]] if name in self.orders else chosen
         return mse(x, fmt, chosen if x.ndim == 3 else chosen[0])
 
     def check(self) -> None:

@@ -144,6 +144,22 @@ def check_dense(checkpoint: Checkpoint, from_packed: bool) -> None:
         )
 
 
+def model_to_round(checkpoint: Checkpoint, recipe: Recipe, weights_only: bool = False) -> Checkpoint:
+    """A GGUF of a model under transformers' names where the recipe's target is a folder, as
+    calibration walks it and as it is written; others as they are.
+
+    weights_only  the method needs no calibration, which keeps stacks of experts whole
+    """
+    if recipe.goal.writer.container == "gguf":
+        return checkpoint
+    return as_model(checkpoint, recipe.goal.layout, stacks=not weights_only)
+
+
+def with_names_of_file(recipe: Recipe, view: ModelView) -> Recipe:
+    """The recipe, whose rules may refer to a module by its name in the GGUF too."""
+    return replace(recipe, names={new.removesuffix(".weight"): old.removesuffix(".weight") for old, new in view.names().items()})
+
+
 def quantize_checkpoint(
     checkpoint: Checkpoint,
     out: str | os.PathLike[str],
@@ -175,16 +191,26 @@ def quantize_checkpoint(
     check_dense(checkpoint, from_packed)
     checkpoint.check("quantize")
     rounder = ROUNDERS[method] if isinstance(method, str) else method
+    other_form: list[str] = []
+
+    def searched(module: str, x: NDArray[Any], fmt: Format) -> QTensor:
+        other_form.append(module)
+        return round_searched(module, x, fmt)
+
     if recipe.goal.writer.container != "gguf":
-        checkpoint = as_model(checkpoint, recipe.goal.layout, stacks=not isinstance(method, str))
+        checkpoint = model_to_round(checkpoint, recipe, isinstance(method, str))
     elif not isinstance(checkpoint, GGUFCheckpoint):
         checkpoint = GGUFView(Replaced(rows_by_name(checkpoint), replaced or {}))
-        rounder, replaced = rounder if isinstance(method, str) else checkpoint.rounder(rounder), {}
+        replaced = {}
+        if isinstance(method, ImportanceRounder):
+            rounder = checkpoint.rounder(method, replace(method, orders={}))
+        elif not isinstance(method, str):
+            rounder = checkpoint.rounder(method, searched)
     model = checkpoint
     if isinstance(model, ModelView):
-        recipe = replace(
-            recipe, names={new.removesuffix(".weight"): old.removesuffix(".weight") for old, new in model.names().items()}
-        )
+        recipe = with_names_of_file(recipe, model)
+        if isinstance(rounder, ImportanceRounder):
+            rounder = replace(rounder, modules=model.modules_of_source(), orders=model.input_orders())
     elif isinstance(model, GGUFView):
         recipe = replace(recipe, names=model.source_names())
     elif recipe.goal.writer.engine_names and isinstance(method, str) and not recipe.rules:
@@ -194,10 +220,6 @@ def quantize_checkpoint(
     expert_notes = check_experts(checkpoint, recipe)
     kept = reason_kept_dense(checkpoint, recipe)
     checkpoint = rows_by_name(with_transposed_experts(checkpoint, recipe))
-    if isinstance(model, ModelView) and not isinstance(method, str):
-        # Calibration walked the file under its own names.
-        rounder, names = model.rounder(method), model.names()
-        replaced = {names[key]: np.asarray(model.arranged(names[key], array)) for key, array in (replaced or {}).items()}
     how = Quantizing(recipe, rounder, replaced or {}, from_packed)
     if recipe.mix:
         assert isinstance(model, (GGUFView, GGUFCheckpoint))
@@ -231,6 +253,11 @@ def quantize_checkpoint(
         method=[word, *([recipe.mix] if recipe.mix else []), *(r.text for r in recipe.rules)],
     )
     result.notes += [f"{module}: {why}" for module, why in sorted(how.fallen_back.items())]
+    if other_form:
+        result.notes.append(
+            f"rounded with searched scales: {plural(len(set(other_form)), 'weight')} that the GGUF has in another form: "
+            f"{', '.join(sorted(set(other_form))[:6])}"
+        )
     if isinstance(method, ImportanceRounder) and (without := sorted(set(method.without))):
         result.notes.append(
             f"the importance matrix has no entry for {plural(len(without), 'weight')}, whose inputs count the same: "

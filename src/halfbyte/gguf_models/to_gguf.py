@@ -27,7 +27,7 @@ from ..checkpoints.io.bounded_json import decoded_floats
 from ..checkpoints.views.base import View
 from ..errors import CheckpointError, UnsupportedError, plural
 from ..spec import Format
-from ..tensor.concat import concat_rows, stack, take_rows
+from ..tensor.concat import concat_rows, moved_units, stack, take_inputs, take_rows
 from ..tensor.qtensor import QTensor
 from .architecture import Architecture, Change, Field
 from .architectures import ARCHITECTURES
@@ -134,25 +134,23 @@ class GGUFView(View):
                 )
             packed = self.source.info(t.pieces[0].key).quantized
             t.plus_one = self.architecture.adds_one(t.path, name.rpartition(".")[2], t.stem)
-            if packed and (why := self._needs_values(t)):
+            inputs = self._input_order(t, self.source.info(t.pieces[0].key).shape[-1])
+            if packed and (why := self._other_values(t) or ("has its inputs in another order" if inputs is not None else "")):
                 raise UnsupportedError(
                     f"[convert] {self.source.path}: {t.pieces[0].key} is packed, and {why} in {name} of a GGUF of {self.arch}. "
                     "halfbyte dequantize makes a dense folder of it, and halfbyte quantize --to gguf:TYPE packs that one"
                 )
             self._tensors[name.removesuffix(".weight") if packed else name] = t
 
-    def _needs_values(self, t: _Tensor) -> str:
-        """What a tensor of the file has that packed weights of the folder cannot give, as a clause
-        of its weights; "" for nothing.
+    def _other_values(self, t: _Tensor) -> str:
+        """What a tensor of the file has that packed weights of the folder cannot give, besides an
+        order of inputs, as a clause of its weights; "" for nothing.
         """
         if any(p.part for p in t.pieces):
             return "is divided, its rows becoming columns,"
         if t.stem in self.architecture.changes or t.plus_one:
             return "has other values"
-        if any(p.transposed for p in t.pieces):
-            return "is transposed"
-        order = self._input_order(t, self.source.info(t.pieces[0].key).shape[-1])
-        return "" if order is None else "has its inputs in another order"
+        return "is transposed" if any(p.transposed for p in t.pieces) else ""
 
     def _rotated_length(self) -> int:
         """Channels of a head that rotate by the global layers' frequencies."""
@@ -281,16 +279,23 @@ class GGUFView(View):
         t = self._tensor(key)
         return self._joined(t, [self._read(p) for p in t.pieces])
 
-    def rounder(self, rounder: Rounder) -> Rounder:
-        """A function that rounds modules of the source, for modules of the view: in the source's
-        order of rows. What the file has of other values than the source is rounded as the file has
-        it.
+    def input_orders(self) -> dict[str, NDArray[np.int64]]:
+        """Module of the file -> its index of each input of the source, where the order is another."""
+        found = {t.name: self._input_order(t, self.source.info(t.pieces[0].key).shape[-1]) for t in self._tensors.values()}
+        return {name.removesuffix(".weight"): order for name, order in found.items() if order is not None}
+
+    def rounder(self, rounder: Rounder, of_file: Rounder) -> Rounder:
+        """A function that rounds modules of the source, for modules of the view: as the source has
+        their rows and inputs. `of_file` rounds what the file has of other values than the source,
+        or of inputs in an order that divides groups of the format, as the file has it.
         """
 
         def rounded(module: str, x: NDArray[Any], fmt: Format) -> QTensor:
             t = self._tensor(module if module in self._tensors else f"{module}.weight")
-            if self._needs_values(t):
-                return rounder(t.pieces[0].key.removesuffix(".weight"), x, fmt)
+            order = self._input_order(t, x.shape[-1])
+            inputs = None if order is None else np.argsort(order)
+            if self._other_values(t) or (inputs is not None and moved_units(inputs, fmt) is None):
+                return of_file(t.pieces[0].key.removesuffix(".weight"), x, fmt)
             read: list[QTensor | NDArray[Any]] = []
             for piece in t.pieces:
                 whole = self._read(replace(piece, rows=None))
@@ -298,7 +303,7 @@ class GGUFView(View):
                 read.append(q if piece.rows is None else take_rows(q, piece.rows(q.shape[-2])))
             joined = self._joined(t, read)
             assert isinstance(joined, QTensor)
-            return joined
+            return joined if inputs is None else take_inputs(joined, inputs)
 
         return rounded
 

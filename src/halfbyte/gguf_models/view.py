@@ -15,7 +15,7 @@ parameters. One tensor is read at a time.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +34,7 @@ from ..tensor.concat import concat_rows, incompatibility, moved_units, take_inpu
 from ..tensor.qtensor import QTensor
 from .architecture import DBRX_EXPERTS, EACH, EXPERTS, PART, Change
 from .config import architecture_of, settings_of
-from .keys import Keys
+from .keys import Keys, MissingError
 from .names import (
     INPUTS_FIRST,
     LAYER,
@@ -46,8 +46,8 @@ from .names import (
     row_order,
     slot,
     stem_of,
-    unsupported,
 )
+from .published import published, published_name
 from .rotation import llama3_rope
 
 INTERLEAVED = ("gpt_oss",)
@@ -68,6 +68,8 @@ SPARSE_BLOCK = re.compile(r"\.mlp(?=\.(?:experts|gate|router|shared_experts)\b|$
 that read them by name.
 """
 SPARSE_BLOCKS = ("kimi_linear", "minimax_m2", "mixtral", "phimoe")
+MLX_EXPERTS = ("afmoe", "dots1")
+"""Model types whose stacks mlx-lm calls `experts`; those of others are `switch_mlp`."""
 FLAT = ("dbrx",)
 """Model types whose experts are the matrices of `DBRX_EXPERTS`."""
 TOKEN_TYPES = "token_types"
@@ -112,7 +114,7 @@ class ModelView(View):
     """`source` under transformers' names.
 
     switch   the module of stacked experts is named `switch_mlp`, as MLX's models have it
-    published  the mixtures of `SPARSE_BLOCKS` are named as in their published checkpoints
+    published  names are those of published checkpoints (`published_name`, `SPARSE_BLOCKS`)
     joined   gpt-oss's gate and up are one stack of alternating rows
     stacks   dense stacks of experts stay whole
     dense    every weight will be dense: those that the model has in another form are decoded
@@ -164,6 +166,9 @@ class ModelView(View):
             self._tensors[name] = _Tensor((), value=value)
         if joined and self.architecture.model_type in INTERLEAVED:
             self._join()
+        if published:
+            kind, same = self.architecture.model_type, {name for name in self._tensors if self._is_packed_stack(name)}
+            self._tensors = {n if n in same else published_name(kind, n): t for n, t in self._tensors.items()}
         self.decoded = [name for name, t in self._tensors.items() if t.decoded and any(source.info(k).quantized for k in t.keys)]
 
     def _add(self, key: str, switch: bool, stacks: bool) -> bool:
@@ -259,32 +264,37 @@ class ModelView(View):
     def _add_experts(self, key: str, path: str, leaf: str, switch: bool, stacks: bool) -> None:
         """A stack of experts: packed, or dense as the model's own checkpoints have it."""
         info, kind = self.source.info(key), self.architecture.model_type
+        packed = info.quantized and not self.dense
         module, _, projection = path.partition(EXPERTS)
         if kind in FLAT and (self.dense or not info.quantized):
             self._tensors[f"{module}.{DBRX_EXPERTS[projection]}"] = _Tensor(
                 (key,), stacked=True, flat=True, transposed=projection == "down_proj", decoded=info.quantized
             )
             return
-        if not (info.quantized or switch or stacks) and leaf == "weight" and kind in OWN_STACKS:
+        if not (packed or switch or stacks) and leaf == "weight" and kind in OWN_STACKS:
             half = {"gate_proj": 0, "up_proj": 1}.get(projection)
             if half is None:
-                self._tensors[f"{module}.{projection}"] = _Tensor((key,), stacked=True, transposed=kind in TRANSPOSED)
+                self._tensors[f"{module}.{projection}"] = _Tensor(
+                    (key,), stacked=True, transposed=kind in TRANSPOSED, decoded=info.quantized
+                )
             else:
                 self._parts.setdefault((f"{module}.gate_up_proj", EXPERTS), {})[half] = key
             return
         if switch and kind not in INTERLEAVED:
-            module = f"{module.removesuffix('.experts')}.switch_mlp"
-        if info.quantized or switch or stacks or leaf != "weight" or kind in INTERLEAVED:
+            module = module if kind in MLX_EXPERTS else f"{module.removesuffix('.experts')}.switch_mlp"
+        if packed or switch or stacks or leaf != "weight" or kind in INTERLEAVED:
             self._tensors[f"{module}.{projection}" if info.quantized else f"{module}.{projection}.{leaf}"] = _Tensor((key,))
         else:
             word = expert_names.words_for(projection)[-1] if kind in NUMBERED else projection
             for e in range(info.shape[0]):
-                self._tensors[f"{module}.{e}.{word}.{leaf}"] = _Tensor((key,), expert=e)
+                self._tensors[f"{module}.{e}.{word}.{leaf}"] = _Tensor((key,), expert=e, decoded=info.quantized)
 
     def _add_joined(self, path: str, leaf: str, keys: list[str]) -> None:
         """A parameter that the file has as several tensors."""
         if leaf == EXPERTS:
-            self._tensors[path] = _Tensor(tuple(keys), stacked=True, transposed=self.architecture.model_type in TRANSPOSED)
+            decoded = any(self.source.info(key).quantized for key in keys)
+            transposed = self.architecture.model_type in TRANSPOSED
+            self._tensors[path] = _Tensor(tuple(keys), stacked=True, transposed=transposed, decoded=decoded)
             return
         inner = path.removeprefix(f"{self.architecture.layers}.").partition(".")[2]
         infos = [self.source.info(key) for key in keys]
@@ -292,6 +302,12 @@ class ModelView(View):
         packed = all(i.quantized and i.format == infos[0].format for i in infos) and leaf == "weight"
         packed = packed and inner not in self.architecture.joins and not any(s in self.architecture.changes for s in stems)
         self._tensors[path if packed else f"{path}.{leaf}"] = _Tensor(tuple(keys), joined=inner, decoded=not packed)
+
+    def _is_packed_stack(self, name: str) -> bool:
+        """Whether a key has packed experts, whose projections keep their names."""
+        t = self._tensors[name]
+        infos = [self.source.info(key) for key in t.keys]
+        return not t.decoded and any(info.quantized and len(info.shape) == 3 for info in infos)
 
     def _join(self) -> None:
         """gpt-oss's stacks under the names of its own checkpoints."""
@@ -417,6 +433,8 @@ class ModelView(View):
             return self._joined(key, t)
         if len(keys) > 1:
             return self._alternating(key, keys)
+        if t.expert is not None:
+            return np.asarray(self._values(t, self.source.matrix(keys[0], t.expert)))
         return self.arranged(key, self.source[keys[0]])
 
     def row_pieces(self, key: str, multiple: int) -> Iterator[QTensor]:
@@ -454,8 +472,6 @@ class ModelView(View):
             moved = weight if order is None else take_rows(weight, order)
             inputs = self._columns(t.stem, weight.shape[-1])
             return moved if inputs is None else take_inputs(moved, inputs)
-        if t.expert is not None:
-            return np.asarray(weight[t.expert])
         array = weight if order is None else weight[order]
         inputs = self._columns(t.stem, array.shape[-1])
         array = array if inputs is None else array[..., inputs]
@@ -510,26 +526,22 @@ class ModelView(View):
             if len(t.keys) == 1 and t.expert is None and t.element is None and not t.part
         }
 
-    def rounder(self, rounder: Callable[[str, NDArray[Any], Format], QTensor]) -> Callable[[str, NDArray[Any], Format], QTensor]:
-        """A function that rounds modules of the file, for modules of the view: in the file's order
-        of rows. UnsupportedError for a model whose parameters have another form in the file.
+    def modules_of_source(self) -> dict[str, tuple[str, int | None]]:
+        """Module of the view -> (module of the file, its number in a stack): the first one of a
+        module that the file has in parts, whose inputs are the same.
         """
-        if why := unsupported(self.architecture):
-            raise UnsupportedError(
-                f"[quantize] {self.source.path}: {self.architecture.model_type} has some parameters in another form than its "
-                f"GGUF ({why}), and calibration walks the file's. halfbyte dequantize makes a folder, which can be quantized so"
-            )
+        return {
+            key.removesuffix(".weight"): (t.keys[0].removesuffix(".weight"), t.element if t.expert is None else t.expert)
+            for key, t in self._tensors.items()
+            if t.keys
+        }
 
-        def rounded(module: str, x: NDArray[Any], fmt: Format) -> QTensor:
-            key = module if module in self else f"{module}.weight"
-            t = self._tensors[key]
-            name = t.keys[0].removesuffix(".weight")
-            order = self._order(t.stem, x.shape[0])
-            if order is None:
-                return rounder(name, x, fmt)
-            return take_rows(rounder(name, x[np.argsort(order)], fmt), order)
-
-        return rounded
+    def input_orders(self) -> dict[str, NDArray[np.int64]]:
+        """Module of the file -> its index of each input of the view, where the order is another."""
+        found = {
+            t.keys[0]: self._columns(t.stem, self.source.info(t.keys[0]).shape[-1]) for t in self._tensors.values() if t.stem
+        }
+        return {key.removesuffix(".weight"): order for key, order in found.items() if order is not None}
 
     def _alternating(self, key: str, keys: tuple[str, ...]) -> QTensor | NDArray[Any]:
         gate, up = (self.source[k] for k in keys)
@@ -563,7 +575,8 @@ def model_config(settings: Mapping[str, Any], task: str) -> dict[str, Any]:
     """config.json of a model with these settings: with the class, and the rotation also under the
     names that older programs read. task: `Architecture.task`.
     """
-    return with_older_names({"architectures": [class_name(str(settings["model_type"]), task)], **_shortest(dict(settings))})
+    named = with_older_names({"architectures": [class_name(str(settings["model_type"]), task)], **_shortest(dict(settings))})
+    return named | published(named)
 
 
 def with_older_names(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -589,7 +602,8 @@ def with_older_names(config: Mapping[str, Any]) -> dict[str, Any]:
         older["sliding_window_pattern"] = config["_sliding_window_pattern"]
     if str(config.get("model_type", "")).startswith("qwen3") and config.get("num_local_experts"):
         older["num_experts"] = config["num_local_experts"]
-    return {**config, **{k: v for k, v in older.items() if config.get(k) is None}}
+    named = {**config, **{k: v for k, v in older.items() if config.get(k) is None}}
+    return {**published(named), **named}
 
 
 def _shortest(value: Any) -> Any:
@@ -605,6 +619,7 @@ def as_model(checkpoint: Checkpoint, layout: str, **options: Any) -> Checkpoint:
 
     layout   the target's, "" for dense safetensors
     options  further ones of `ModelView`
+    Raises CheckpointError for a header that contradicts the tensors.
     """
     if not isinstance(checkpoint, GGUFCheckpoint):
         return checkpoint
@@ -612,8 +627,10 @@ def as_model(checkpoint: Checkpoint, layout: str, **options: Any) -> Checkpoint:
     by_layout = {"switch": own_names, "published": True, "joined": bool(layout) and not own_names, "dense": not layout}
     try:
         return ModelView(checkpoint, **{**by_layout, **options})
-    except (UnsupportedError, CheckpointError):
+    except (UnsupportedError, MissingError):
         return checkpoint
+    except CheckpointError as error:
+        raise CheckpointError(f"[gguf] {str(error).partition('] ')[2]}") from error
 
 
 def no_model(checkpoint: GGUFCheckpoint) -> str:

@@ -198,7 +198,10 @@ def _in_one_convention(a: Checkpoint, b: Checkpoint, arithmetic: str) -> tuple[C
     if dialect_of(other.keys(), other.config, other.metadata).gguf:
         return a, b
     packed = any(info.quantized for info in other.infos())
-    model = as_model(file, "", dense=not packed, arithmetic=arithmetic)
+    try:
+        model = as_model(file, "", dense=not packed, arithmetic=arithmetic)
+    except CheckpointError:  # a header that contradicts its tensors
+        return a, b
     named = isinstance(model, ModelView) and {_module(key) for key in other} <= {_module(key) for key in model}
     if isinstance(model, ModelView) and not unsupported(model.architecture):
         # Other names are those of other checkpoints of the model.

@@ -60,7 +60,7 @@ def model_view(checkpoint: GGUFCheckpoint) -> ModelView:
     """A GGUF file under the names of vLLM's models. UnsupportedError for a model whose parameters
     have another form in its file.
     """
-    view = ModelView(checkpoint, joined=True)
+    view = ModelView(checkpoint, joined=True, published=True)
     if why := unsupported(view.architecture):
         raise UnsupportedError(
             f"[vllm] {checkpoint.path}: {view.architecture.model_type} has some parameters in another form than its GGUF "
@@ -100,9 +100,9 @@ class Source:
                 if found and alternating and found.leaf == "bias":
                     self._biases[found.path][found.projection, found.expert] = key
             elif found:
-                self.experts[self._as_vllm(found.path)][found.projection, found.expert] = key
+                self.experts[found.path][found.projection, found.expert] = key
             else:
-                self.matrices[self._as_vllm(key)] = key
+                self.matrices[key] = key
         joint = [path for path, keys in self._biases.items() if ("gate_up_proj", None) in keys]
         for path in joint:  # vLLM's own names
             del self._biases[path]
@@ -129,7 +129,7 @@ class Source:
         for key in self.checkpoint:
             if key in done or key in biases or key in self._unused:
                 continue
-            name = self._as_vllm(self._name(key))
+            name = self._name(key)
             if self.checkpoint.info(key).quantized:
                 yield name, tensor(self.weight(key).dequantize("float32"))
             else:
@@ -141,11 +141,6 @@ class Source:
             gate, up = (self._bias(keys, f"{name}_proj") for name in ("gate", "up"))
             yield f"{path}.gate_up_proj_bias", torch.stack([gate, up], -1).flatten(-2)
             yield f"{path}.down_proj_bias", self._bias(keys, "down_proj")
-
-    def _as_vllm(self, name: str) -> str:
-        """vLLM's Mixtral has the older name of the module."""
-        mixtral = self.checkpoint.config.get("model_type") == "mixtral"
-        return name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name
 
     def _bias(self, keys: Mapping[Projection, str], projection: str) -> Tensor:
         """A projection's biases, (e, n)."""

@@ -31,6 +31,7 @@ from ..architecture import (
     expected_gguf,
     implied_gguf,
     required_gguf,
+    stacks_gguf,
 )
 from ..base import Checkpoint, TensorInfo
 from ..findings import Finding, adapter_findings, adapter_words, problem_findings
@@ -167,6 +168,17 @@ class GGUFCheckpoint(Checkpoint):
         for start in range(0, n, step):
             yield self._unpacked(key, name, self.file.rows(name, start, min(start + step, n)))
 
+    def matrix(self, key: str, index: int) -> QTensor | NDArray[Any]:
+        """One matrix of a stack; of a packed one no other is read, but where the stack has scales
+        beside it.
+        """
+        name = self.tensor_name(key)
+        header = self.file.headers[name]
+        if not header.quantized or len(header.shape) != 3 or self._scale_name(name):
+            return self[key][index]
+        n = header.shape[1]
+        return self._unpacked(key, name, self.file.rows(name, index * n, (index + 1) * n))
+
     def _unpacked(self, key: str, name: str, blocks: NDArray[np.uint8]) -> QTensor:
         tensors: dict[str, NDArray[Any]] = {"weight": blocks}
         if scale := self._scale_name(name):
@@ -240,6 +252,8 @@ class GGUFCheckpoint(Checkpoint):
             return needs
         needs += implied_gguf(shapes.keys(), blocks or 0)
         heads, inner = size["attention.head_count"], size["feed_forward_length"]
+        experts, own = (self._size(f"{architecture}.{key}") for key in ("expert_count", "expert_feed_forward_length"))
+        needs += stacks_gguf(blocks or 0, len(shapes), width, experts, own or inner)
         few = self._size(f"{architecture}.attention.head_count_kv") or heads
         plain = width // heads if width and heads else None
         lengths = [self._size(f"{architecture}.attention.{word}_length") or plain for word in ("key", "value")]

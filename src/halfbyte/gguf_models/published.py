@@ -1,0 +1,161 @@
+"""Fields of a published config.json and names of its tensors that transformers has otherwise, or as
+constants of its code, and that engines read there: mlx-lm, vLLM, llama.cpp's converter.
+
+    published(config)                  {"n_embd": 768, ...} of a GPT-2
+    published_name("laguna", name)     "model.layers.1.mlp.shared_expert.up_proj"
+
+Names and values are those of the models' own repositories; transformers renames them as it reads
+them (its `conversion_mapping`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Config = Mapping[str, Any]
+
+
+def published(config: Config) -> dict[str, Any]:
+    """The fields of a configuration's model type; none where it lacks those that they are made of,
+    as one with the published names does.
+    """
+    fields = _FIELDS.get(str(config.get("model_type", "")))
+    try:
+        return fields(config) if fields is not None else {}
+    except KeyError:
+        return {}
+
+
+def published_name(model_type: str, name: str) -> str:
+    """The name of a tensor, or of a packed module, in a published checkpoint of a model type."""
+    for pattern, other in _NAMES.get(model_type, ()):
+        name = re.sub(pattern, other, name)
+    return name
+
+
+def _theta(config: Config) -> Any:
+    return (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta"))
+
+
+def _sparse(config: Config) -> list[bool]:
+    """Which layers are mixtures of experts."""
+    return [kind == "sparse" for kind in config["mlp_layer_types"]]
+
+
+def _first_sparse(config: Config) -> int:
+    return (*_sparse(config), True).index(True)
+
+
+def _gpt2(config: Config) -> dict[str, Any]:
+    return {
+        "n_embd": config["hidden_size"], "n_layer": config["num_hidden_layers"], "n_head": config["num_attention_heads"],
+        "n_positions": config["max_position_embeddings"], "n_ctx": config["max_position_embeddings"],
+        "n_inner": config.get("intermediate_size"),
+    }  # fmt: skip
+
+
+def _routing(config: Config) -> dict[str, Any]:
+    """Sigmoid scores and a bias that only chooses: DeepSeek V3's."""
+    return {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
+
+
+def _exaone_moe(config: Config) -> dict[str, Any]:
+    return {
+        "is_moe_layer": _sparse(config), "first_k_dense_replace": _first_sparse(config), "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+    }  # fmt: skip
+
+
+def _kimi_linear(config: Config) -> dict[str, Any]:
+    """Layers are counted from 1."""
+    kinds = config["layer_types"]
+    return {
+        "linear_attn_config": {
+            "full_attn_layers": [i + 1 for i, kind in enumerate(kinds) if kind == "full_attention"],
+            "kda_layers": [i + 1 for i, kind in enumerate(kinds) if kind == "linear_attention"],
+            "head_dim": config["linear_head_dim"], "num_heads": config["linear_num_heads"],
+            "short_conv_kernel_size": config["linear_conv_kernel_dim"],
+        },
+        "head_dim": config["hidden_size"] // config["num_attention_heads"], "mla_use_nope": True, "rope_theta": 10000.0,
+        "model_max_length": config["max_position_embeddings"], "num_experts": config["num_local_experts"],
+        "num_experts_per_token": config["num_experts_per_tok"], "num_shared_experts": config["n_shared_experts"],
+        "moe_renormalize": config["norm_topk_prob"], "moe_router_activation_func": "sigmoid", "moe_layer_freq": 1,
+        "num_expert_group": config["n_group"], "use_grouped_topk": True, "first_k_dense_replace": _first_sparse(config),
+    }  # fmt: skip
+
+
+def _minimax(config: Config) -> dict[str, Any]:
+    rotated = int(config["head_dim"] * (config.get("partial_rotary_factor") or 1.0))
+    return {"rotary_dim": rotated, "shared_intermediate_size": 0, "use_qk_norm": True, "scoring_func": "sigmoid"}
+
+
+def _mimo(config: Config) -> dict[str, Any]:
+    """Windowed layers have twice as many heads for keys, and sinks."""
+    rope = config["rope_parameters"]
+    return {
+        "hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in config["layer_types"]],
+        "moe_layer_freq": [int(sparse) for sparse in _sparse(config)], "sliding_window_size": config["sliding_window"],
+        "add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False, "n_shared_experts": None,
+        "topk_method": "noaux_tc", "scoring_func": "sigmoid", "layernorm_epsilon": config["rms_norm_eps"],
+        "rope_theta": rope["full_attention"]["rope_theta"], "swa_rope_theta": rope["sliding_attention"]["rope_theta"],
+        "partial_rotary_factor": rope["full_attention"].get("partial_rotary_factor", 1.0),
+        "swa_num_attention_heads": config["num_attention_heads"], "swa_num_key_value_heads": 2 * config["num_key_value_heads"],
+        "swa_head_dim": config["head_dim"], "swa_v_head_dim": config["v_head_dim"],
+    }  # fmt: skip
+
+
+_FIELDS: dict[str, Callable[[Config], dict[str, Any]]] = {
+    "apertus": lambda config: {"post_norm": False, "qk_norm": True},
+    "deepseek_v3": _routing,
+    "deepseek_v32": _routing,
+    "exaone4": lambda config: {
+        "sliding_window_pattern": "LLLG" if config.get("sliding_window") else None, "rope_scaling": config.get("rope_scaling"),
+    },
+    "exaone_moe": _exaone_moe,
+    "falcon_mamba": lambda config: {"use_bias": False, "use_conv_bias": True},
+    "glm4_moe": lambda config: {"rope_scaling": config.get("rope_scaling")},
+    "glm_moe_dsa": _routing,
+    "gpt2": _gpt2,
+    "gpt_bigcode": _gpt2,
+    "gpt_neox": lambda config: {
+        "rotary_emb_base": _theta(config), "rotary_pct": (config.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0),
+    },
+    "kimi_linear": _kimi_linear,
+    "lfm2": lambda config: {
+        "conv_bias": False, "block_dim": config["hidden_size"], "block_ff_dim": config["intermediate_size"],
+        "block_multiple_of": 1, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False,
+    },
+    "lfm2_moe": lambda config: {"conv_bias": False},
+    "mamba": lambda config: {"use_bias": False, "use_conv_bias": True},
+    "mellum": lambda config: {"num_experts": config["num_local_experts"]},
+    "mimo_v2_flash": _mimo,
+    "minimax_m2": _minimax,
+    "nemotron": lambda config: {"hidden_act": "relu2"},
+    "nemotron_h": lambda config: {"mamba_proj_bias": False, "use_conv_bias": True},
+    "phi3": lambda config: {
+        "rope_scaling": scaled | {"type": "longrope"} if (scaled := config.get("rope_scaling")) else None,
+    },
+    "qwen3_next": lambda config: {
+        "full_attention_interval": (*config["layer_types"], "full_attention").index("full_attention") + 1,
+    },
+}  # fmt: skip
+"""transformers' model type -> fields."""
+_GRANITE_MOE = (
+    (r"\.block_sparse_moe\.experts\.gate_up_proj$", ".block_sparse_moe.input_linear.weight"),
+    (r"\.block_sparse_moe\.experts\.down_proj$", ".block_sparse_moe.output_linear.weight"),
+    (r"\.block_sparse_moe\.router\.(?=weight$)", ".block_sparse_moe.router.layer."),
+)
+_NAMES: dict[str, tuple[tuple[str, str], ...]] = {
+    "ernie4_5_moe": ((r"\.mlp\.gate\.moe_statics\.", ".mlp.moe_statics."),),
+    "gpt2": ((r"^transformer\.", ""),),
+    "granitemoe": _GRANITE_MOE,
+    "granitemoehybrid": _GRANITE_MOE,
+    "laguna": (
+        (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
+        (r"\.mlp\.gate\.(?=e_score_correction_bias$)", ".mlp.experts."),
+    ),
+    "mimo_v2_flash": ((r"\.self_attn\.sinks$", ".self_attn.attention_sink_bias"),),
+}
+"""transformers' model type -> (expression in its names, what stands there in published ones)."""
