@@ -102,7 +102,6 @@ def _deepseek2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         "first_k_dense_replace": dense,
         "routed_scaling_factor": keys.positive("expert_weights_scale", 1.0),
         "norm_topk_prob": keys.get("expert_weights_norm", "bool", False),
-        "topk_method": "group_limited_greedy" if groups["n_group"] > 1 else "greedy",
         "num_nextn_predict_layers": 0,
     }
 
@@ -110,7 +109,9 @@ def _deepseek2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 def _deepseek_v2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     if keys.get("expert_weights_norm", "bool", False):
         raise keys.refuse("that normalizes softmax weights of experts, which transformers' DeepSeek V2 does not")
-    return _deepseek2(keys, config)
+    out = _deepseek2(keys, config)
+    groups = out.get("n_group")
+    return out if groups is None else out | {"topk_method": "group_limited_greedy" if groups > 1 else "greedy"}
 
 
 def _minicpm3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
             "head_dim": config["linear_head_dim"], "num_heads": config["linear_num_heads"],
             "short_conv_kernel_size": config["linear_conv_kernel_dim"],
         },
-        "head_dim": config["hidden_size"] // config["num_attention_heads"], "mla_use_nope": True, "rope_theta": 10000.0,
+        "mla_use_nope": True, "rope_theta": 10000.0,
         "model_max_length": config["max_position_embeddings"], "num_experts": config["num_local_experts"],
         "num_experts_per_token": config["num_experts_per_tok"], "num_shared_experts": config["n_shared_experts"],
         "moe_renormalize": config["norm_topk_prob"], "moe_router_activation_func": "sigmoid", "moe_layer_freq": 1,
@@ -107,6 +107,7 @@ def _mimo(config: Config) -> dict[str, Any]:
 
 
 _FIELDS: dict[str, Callable[[Config], dict[str, Any]]] = {
+    "afmoe": lambda config: {"score_func": "sigmoid", "route_norm": True},
     "apertus": lambda config: {"post_norm": False, "qk_norm": True},
     "deepseek_v3": _routing,
     "deepseek_v32": _routing,
@@ -142,16 +143,9 @@ _FIELDS: dict[str, Callable[[Config], dict[str, Any]]] = {
     },
 }  # fmt: skip
 """transformers' model type -> fields."""
-_GRANITE_MOE = (
-    (r"\.block_sparse_moe\.experts\.gate_up_proj$", ".block_sparse_moe.input_linear.weight"),
-    (r"\.block_sparse_moe\.experts\.down_proj$", ".block_sparse_moe.output_linear.weight"),
-    (r"\.block_sparse_moe\.router\.(?=weight$)", ".block_sparse_moe.router.layer."),
-)
 _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "ernie4_5_moe": ((r"\.mlp\.gate\.moe_statics\.", ".mlp.moe_statics."),),
     "gpt2": ((r"^transformer\.", ""),),
-    "granitemoe": _GRANITE_MOE,
-    "granitemoehybrid": _GRANITE_MOE,
     "laguna": (
         (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
         (r"\.mlp\.gate\.(?=e_score_correction_bias$)", ".mlp.experts."),
