@@ -43,9 +43,9 @@ from .running import run_layer, without_layers
 from .sources import Source
 from .trainable import TrainableStack, TrainableWeight
 
-RATE = 1e-3
+RATE = 5e-4
 """Of Adam, in units of a scale."""
-CODE_RATE = 4e-3
+CODE_RATE = 2e-3
 """Of Adam for the offsets of codes, in codes."""
 BATCH = 16
 """Sequences of a step."""
