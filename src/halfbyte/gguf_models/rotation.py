@@ -86,7 +86,8 @@ def llama3_rope(checkpoint: GGUFCheckpoint, settings: Mapping[str, Any]) -> dict
     """
     stored = checkpoint[ROTATION_FACTORS]
     assert not isinstance(stored, QTensor)
-    given, head_dim = stored.astype(np.float64), int(settings["head_dim"])
+    given = stored.astype(np.float64)
+    head_dim = int(settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"])
     theta = float(settings["rope_parameters"]["rope_theta"])
     factor = float(given.max())
     between = np.flatnonzero((given > 1) & (given < factor))
