@@ -6,8 +6,8 @@ transformers.
     logits = session(prompt_ids)              float32 (vocabulary,), after the last token
     logits = session([token])
 
-A prompt goes through each layer as one matrix: packed products by the core's kernels, norms,
-rotation and attention in float32 by NumPy. A single token is one list of the core's operations
+A prompt goes through each layer as one matrix: packed products, norms and gates by the core's
+kernels, rotation and attention in float32 by NumPy. A single token is one list of the core's operations
 (`decoder_layer.append_layer`). Logits equal those of transformers' own float32 code up to the order
 of sums (1e-6 of the largest).
 """
@@ -213,9 +213,10 @@ class NativeSession:
     def _heads(self, h: F32, layer: Layer, name: str, norm: Norm | None, table: tuple[F32, F32] | None) -> F32:
         """A projection as heads [heads, tokens, d], normed and rotated."""
         d = layer.parts.head_dim
-        y = self._product(h, layer, name).reshape(len(h), -1, d).transpose(1, 0, 2)
+        y = self._product(h, layer, name).reshape(len(h), -1, d)
         if norm is not None:
             y = _normed(y, norm)
+        y = y.transpose(1, 0, 2)
         return y if table is None else _rotated(y, *table)
 
     # ------------------------------------------------------------------------------------------
@@ -311,8 +312,11 @@ def _chunk(left: int, before: int, heads: int) -> int:
 
 
 def _normed(x: F32, norm: Norm) -> F32:
-    mean = np.einsum("...i,...i->...", x, x)[..., None] / np.float32(x.shape[-1])
-    return np.asarray(x * (np.float32(1) / np.sqrt(mean + np.float32(norm.eps))) * norm.scale, np.float32)
+    """Rows of the norm's width, normed."""
+    y, operations = np.empty(x.shape, np.float32), native().Step()
+    append_norm(operations, norm, np.ascontiguousarray(x), y)
+    _run(operations)
+    return y
 
 
 def _rotated(x: F32, cosines: F32, sines: F32) -> F32:
@@ -324,12 +328,17 @@ def _rotated(x: F32, cosines: F32, sines: F32) -> F32:
 
 
 def _gate(function: str, gate: F32, up: F32) -> F32:
-    """f(gate) ∘ up; x / (1 + exp(−x)) for SiLU, and the same of 2·sqrt(2/π)·(x + 0.044715·x³) for
-    GELU's tanh form.
-    """
-    exponent = gate if function == "silu" else np.float32(2 * math.sqrt(2 / math.pi)) * (gate + np.float32(0.044715) * gate**3)
-    with np.errstate(over="ignore"):
-        return np.asarray(gate / (np.float32(1) + np.exp(-exponent)) * up, np.float32)
+    """f(gate) ∘ up, in place of `gate`."""
+    operations = native().Step()
+    operations.gate(native().Gate[function], gate, up, gate)
+    _run(operations)
+    return gate
+
+
+def _run(operations: Any) -> None:
+    """Operations without attention or rotations."""
+    operations.bind([], [], [], [])
+    operations.run(np.empty(0, np.int64), np.empty(0, np.int64), 0)
 
 
 def _attention(q: F32, cache: _Cache, scaling: float) -> F32:
@@ -348,7 +357,7 @@ def _attention(q: F32, cache: _Cache, scaling: float) -> F32:
     if cache.window is not None:
         hidden |= position <= own - cache.window
     if hidden.any():
-        scores[:, hidden] = -np.inf
+        np.copyto(scores, np.float32(-np.inf), where=hidden)
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)
