@@ -7,9 +7,9 @@ transformers.
     logits = session([token])
 
 A prompt goes through each layer as one matrix: packed products, norms and gates by the core's
-kernels, rotation and attention in float32 by NumPy. A single token is one list of the core's operations
-(`decoder_layer.append_layer`). Logits equal those of transformers' own float32 code up to the order
-of sums (1e-6 of the largest).
+kernels, rotation and attention in float32 by NumPy. A single token is one list of the core's
+operations (`decoder_layer.append_layer`). Logits equal those of transformers' own float32 code up
+to the order of sums (1e-6 of the largest).
 """
 
 from __future__ import annotations
