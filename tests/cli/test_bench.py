@@ -17,6 +17,7 @@ from halfbyte.bench.cpu import limits as cpu_limits
 from halfbyte.bench.cpu import linear as cpu_linear
 from halfbyte.bench.cpu import sweep
 from halfbyte.bench.cpu.peers.base import grid_of
+from halfbyte.bench.cpu.peers.openvino import check_result
 from halfbyte.bench.cpu.peers.registry import all_peers, peers_named
 from halfbyte.bench.model import race as model
 from halfbyte.bench.model.run_one import prompt_ids
@@ -355,3 +356,9 @@ def test_modes_share_weights_and_never_follow_each_other_on_one(monkeypatch):
     for at, (_, w) in enumerate(turns):
         assert at - last.get(w, -99) >= 5
         last[w] = at
+
+
+def test_a_peer_that_computes_nothing_is_not_timed():
+    check_result("openvino-u4-g64", (4, 64), (4, 64))
+    with pytest.raises(BackendError, match=r"openvino-int8-u4-g64 returned \(0, 64\), \(4, 64\) is its result's shape"):
+        check_result("openvino-int8-u4-g64", (0, 64), (4, 64))
