@@ -202,6 +202,8 @@ def _stats(e: Any) -> list[str]:
 
 def of_formats() -> Cases:
     yield "dynamic map", "", dynamic_map
+    for size in (31, 600, 1000, 5000, 70000):
+        yield "sums that round", str(size), lambda n=size: lane_sum(np.float32(1) / (np.arange(n, dtype=np.float32) + 3))
     for size in (1, 255, 256, 257, 600):
         absmax = (np.arange(size) % 97 + 1).astype(np.float32) / 64
         for policy in ("nearest", "bitsandbytes", "other"):
