@@ -290,6 +290,16 @@ def test_a_text_cut_inside_a_character_shows_what_it_has(gemma):
     assert "".join(p.text for p in generation) == tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("stop", [(), ("##",)])
+def test_text_goes_on_after_a_byte_that_is_no_character(gemma, stop):
+    """The text that might have begun a stop text too."""
+    tokenizer = gemma[1]
+    ids = tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in (*"漢".encode(), 0xE6)])
+    ids += tokenizer(" and more #", add_special_tokens=False)["input_ids"]
+    generation = Generation(Scripted([*ids, 1]), tokenizer, "x", max_tokens=100, stop=stop)
+    assert "".join(p.text for p in generation) == generation.text == "漢\ufffd and more #"
+
+
 def test_where_it_stops(gemma):
     tokenizer = gemma[1]
     prompt = tokenizer("x")["input_ids"]

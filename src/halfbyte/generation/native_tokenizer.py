@@ -68,17 +68,25 @@ class NativeTokenizer:
 
 def text_stream(tokenizer: Any) -> Callable[[int], str]:
     """A function of one token after another: the text that each completes, special tokens left
-    out, "" in the middle of a character.
+    out, "" in the middle of a character. The rule is that of `tokenizers.decoders.DecodeStream`,
+    which fails where a byte that begins no character follows bytes whose character was given: it
+    makes none of them valid. Here the text goes on after what was given.
     """
-    from tokenizers import Tokenizer
-    from tokenizers.decoders import DecodeStream
-
     backend = tokenizer.backend_tokenizer
-    if not isinstance(backend, Tokenizer):
-        stream: Callable[[int], str] = backend.stream()
-        return stream
-    library = DecodeStream(skip_special_tokens=True)
-    return lambda token: library.step(backend, token) or ""
+    given: list[int] = []
+    kept: list[int] = []
+
+    def step(token: int) -> str:
+        nonlocal given, kept
+        kept.append(token)
+        before, text = backend.decode(given), backend.decode(given + kept)
+        added = text[len(before) :] if text.startswith(before) else backend.decode(kept)
+        if not added or added.endswith("\ufffd"):
+            return ""
+        given, kept = kept, []
+        return str(added)
+
+    return step
 
 
 def templated_tokenizer(checkpoint: Checkpoint) -> tuple[Any, set[int]]:

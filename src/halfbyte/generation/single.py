@@ -217,6 +217,8 @@ class Generation:
         """
         self.stopped = self.stopped or "length"
         whole = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
+        if not whole.startswith(self.text):  # bytes that are no character, after one that was given
+            whole = "".join(map(text_stream(self.tokenizer), self.tokens))
         if len(whole) > len(self.text) and whole.startswith(self.text):
             yield Piece(self.tokens[-1], whole[len(self.text) :])
             self.text = whole

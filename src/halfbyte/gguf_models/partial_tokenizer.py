@@ -2,8 +2,7 @@
 
     tokenizer = partial_tokenizer(metadata)      None where the vocabulary is of another kind
     ids = tokenizer.encode("Once upon a time").ids
-    text_of = tokenizer.stream()
-    text = text_of(token)
+    text = tokenizer.decode(ids)
 
 The tokenizers library takes a second and 150 MB for a vocabulary of 262,144 tokens and its 514,847
 merges, and a text of some words needs a hundred of them. Every token that the library can make of a
@@ -16,7 +15,7 @@ Tokens are decoded by the library's own decoder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -54,9 +53,9 @@ def partial_tokenizer(metadata: Metadata) -> PartialTokenizer | None:
     token, a token that contains the name of a byte's, special tokens that are not there, bytes that
     are not UTF-8.
     """
-    key, types = "tokenizer.ggml.tokens", metadata.typed("tokenizer.ggml.token_type", "array[int32]", ())
     if metadata.typed("tokenizer.ggml.model", "string") != "llama" or not is_gemma(metadata):
         return None
+    key, types = "tokenizer.ggml.tokens", metadata.typed("tokenizer.ggml.token_type", "array[int32]", ())
     found = metadata.strings(key) if key in metadata and "tokenizer.ggml.merges" not in metadata else None
     if found is None or len(types) != metadata.length(key) or not len(types):
         return None
@@ -120,12 +119,6 @@ class PartialTokenizer:
         found = [i for name in (spelled, token) if (i := self._strings.find(name.encode())) >= 0]
         return next((i for i in found if gemma_name(self._token(i)) == token), None)
 
-    def stream(self) -> Callable[[int], str]:
-        """A function of one token after another: the text that each completes, by the rule of
-        `tokenizers.decoders.DecodeStream` with `skip_special_tokens`.
-        """
-        return _Stream(self).step
-
     def _token(self, i: int) -> str:
         """A token as the file spells it."""
         begin, end = self._strings.bounds(i)
@@ -152,21 +145,3 @@ class PartialTokenizer:
         backend = gemma_backend(vocabulary, merges(vocabulary, vocabulary), self._token(self._unknown))
         finish(backend, self._metadata, tokens, self._types[ids].tolist())
         return backend
-
-
-class _Stream:
-    """Tokens whose text is not whole, after those whose text was the last to be given."""
-
-    def __init__(self, tokenizer: PartialTokenizer) -> None:
-        self._text_of = tokenizer.decode
-        self._given: list[int] = []
-        self._kept: list[int] = []
-
-    def step(self, token: int) -> str:
-        """The text up to this token, "" in the middle of a character."""
-        self._kept.append(token)
-        before, text = self._text_of(self._given), self._text_of(self._given + self._kept)
-        if len(text) <= len(before) or text.endswith("\ufffd") or not text.startswith(before):
-            return ""
-        self._given, self._kept = self._kept, []
-        return text[len(before) :]
