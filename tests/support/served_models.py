@@ -224,3 +224,38 @@ def answer(dense: Any) -> tuple[np.ndarray, list[int]]:
         for _ in range(TOKENS):
             ids.append(int(dense(torch.tensor([ids])).logits[0, -1].argmax()))
     return torch.log_softmax(logits.double(), -1).numpy(), ids[len(IDS) :]
+
+
+def vllm_answer(folder: Any, **options: Any) -> tuple[np.ndarray, list[int]]:
+    """What vLLM answers: (log probabilities of every token at each position but the first, greedy
+    continuation).
+    """
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    import vllm
+
+    settings = {"dtype": "float32", "enforce_eager": True, "max_model_len": 64, "max_logprobs": -1, "skip_tokenizer_init": True}
+    engine = vllm.LLM(str(folder), **(settings | options))
+    try:
+        wanted = vllm.SamplingParams(max_tokens=TOKENS, temperature=0, prompt_logprobs=-1, detokenize=False, ignore_eos=True)
+        (reply,) = engine.generate([{"prompt_token_ids": IDS}], wanted)
+    finally:
+        del engine
+        cleanup_dist_env_and_memory()
+    rows = [[at[token].logprob for token in range(len(at))] for at in reply.prompt_logprobs[1:]]
+    return np.array(rows), list(reply.outputs[0].token_ids)
+
+
+def vllm_words(folder: Any, **options: Any) -> tuple[np.ndarray, list[int]] | str:
+    """`vllm_answer`, or the class and words of its refusal."""
+    import gc
+
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    try:
+        return vllm_answer(folder, **options)
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+    gc.collect()  # a refused engine that is freed later would end the groups of the next
+    cleanup_dist_env_and_memory()
+    return words

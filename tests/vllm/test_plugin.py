@@ -91,26 +91,8 @@ def _engine_in_this_process(monkeypatch):
     register()
 
 
-def answer(folder: Any, **options: Any) -> tuple[np.ndarray, list[int]]:
-    """(log probabilities of every token at each position of the prompt, greedy continuation)."""
-    from vllm.distributed import cleanup_dist_env_and_memory
-
-    import vllm
-
-    settings = {"dtype": "float32", "enforce_eager": True, "max_model_len": 64, "max_logprobs": -1, "skip_tokenizer_init": True}
-    engine = vllm.LLM(str(folder), **(settings | options))
-    try:
-        wanted = vllm.SamplingParams(max_tokens=TOKENS, temperature=0, prompt_logprobs=-1, detokenize=False, ignore_eos=True)
-        (reply,) = engine.generate([{"prompt_token_ids": IDS}], wanted)
-    finally:
-        del engine
-        cleanup_dist_env_and_memory()
-    rows = [[at[token].logprob for token in range(len(at))] for at in reply.prompt_logprobs[1:]]
-    return np.array(rows), list(reply.outputs[0].token_ids)
-
-
 def check(folder: Any, dense: Any, **options: Any) -> None:
-    theirs, text = answer(folder, **options)
+    theirs, text = served_models.vllm_answer(folder, **options)
     ours, wanted = served_models.answer(dense)
     assert theirs.shape == ours.shape
     assert np.abs(theirs - ours).max() < BOUND
@@ -309,7 +291,7 @@ def test_a_damaged_file_is_named(tmp_path):
 
     write_tiny(tmp_path / "in", "llama", "gptq", edit=lose, change_config=named, head_dim=32)
     with pytest.raises(Exception, match=r"model\.layers\.1\.self_attn\.k_proj"):
-        answer(tmp_path / "in", quantization="halfbyte")
+        served_models.vllm_answer(tmp_path / "in", quantization="halfbyte")
 
 
 def install(folder: Path) -> Path:

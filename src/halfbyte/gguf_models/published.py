@@ -88,7 +88,10 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
 
 def _minimax(config: Config) -> dict[str, Any]:
     rotated = int(config["head_dim"] * (config.get("partial_rotary_factor") or 1.0))
-    return {"rotary_dim": rotated, "shared_intermediate_size": 0, "use_qk_norm": True, "scoring_func": "sigmoid"}
+    return {
+        "rotary_dim": rotated, "shared_intermediate_size": 0, "use_qk_norm": True, "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+    }  # fmt: skip
 
 
 def _mimo(config: Config) -> dict[str, Any]:
@@ -107,7 +110,7 @@ def _mimo(config: Config) -> dict[str, Any]:
 
 
 _FIELDS: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "afmoe": lambda config: {"score_func": "sigmoid", "route_norm": True},
+    "afmoe": lambda config: {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
     "apertus": lambda config: {"post_norm": False, "qk_norm": True},
     "deepseek_v3": _routing,
     "deepseek_v32": _routing,
@@ -145,6 +148,7 @@ _FIELDS: dict[str, Callable[[Config], dict[str, Any]]] = {
 """transformers' model type -> fields."""
 _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "ernie4_5_moe": ((r"\.mlp\.gate\.moe_statics\.", ".mlp.moe_statics."),),
+    "exaone_moe": ((r"\.mlp\.gate\.(?=e_score_correction_bias$)", ".mlp."),),
     "gpt2": ((r"^transformer\.", ""),),
     "laguna": (
         (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),

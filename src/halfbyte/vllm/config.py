@@ -206,7 +206,8 @@ class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not ty
         matrices, experts = self._by_layer()
         activations = stated_activations(self.settings)
         if isinstance(layer, RoutedExperts):
-            stacks = experts.get(prefix.removesuffix(".routed_experts"))
+            path = prefix.removesuffix(".routed_experts")
+            stacks = experts.get(path) or experts.get(path.replace(".mlp.", ".block_sparse_moe."))  # MiniMax M2 passes the first
             return None if stacks is None else HalfbyteExpertsMethod(layer.moe_config, stacks, prefix, activations)
         keys = self._keys(prefix, matrices)
         if isinstance(layer, VocabParallelEmbedding):
