@@ -103,7 +103,9 @@ def test_a_conversation_in_a_terminal(tmp_path, monkeypatch):
     assert first.startswith(messages[2]["content"])
     terminal.type("/reset")
     assert terminal.type("abc\\", "def") == first  # the history was forgotten, the system message was not
-    assert "/help" in terminal.type("/nonsense")
+    helped = terminal.type("/help")
+    assert terminal.type("/nonsense") == f"halfbyte: there is no command /nonsense; these are:\n{helped}"
+    assert terminal.type("/save") == "halfbyte: /save needs the name of a file: /save FILE\n"
     terminal.type(f"/save {tmp_path / 'no folder' / 'talk.json'}")  # a message, and the conversation goes on
     assert terminal.end(b"\x04") == 0
 

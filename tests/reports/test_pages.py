@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -127,6 +128,17 @@ def test_every_plot_is_explained_and_names_both_axes(tmp_path):
         assert svgs
         assert all(re.search(r'class="up"[^>]*>↑ \w', s) and re.search(r'class="label"[^>]*>\w.* →<', s) for s in svgs)
         assert all(s.count('<p class="why">') for s in re.split(r"<section", page) if "<svg" in s)
+
+
+def test_equal_models_get_a_sentence_in_place_of_empty_plots():
+    equal = comparison(0.5)
+    zero = replace(equal.embedding, relative_rms=0.0)
+    equal = replace(equal, kl=np.zeros(5), embedding=zero, layers=(zero, zero))
+    page = report([Evaluated({"path": "model"}, equal, [])])
+    read(page)
+    assert "<svg" not in page
+    assert "<p>0 after every layer.</p>" in page
+    assert "<p>0 at every position.</p>" in page
 
 
 def test_an_inspection_says_what_is_wrong_first(tmp_path):

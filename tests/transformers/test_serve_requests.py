@@ -10,7 +10,7 @@ import json
 import pytest
 
 from halfbyte.transformers import serve, serve_requests
-from halfbyte.transformers.serve_requests import COMPLETIONS, TOKEN_LENGTH, UNBATCHED, RequestCheck, RequestError
+from halfbyte.transformers.serve_requests import CHAT, COMPLETIONS, RESPONSES, TOKEN_LENGTH, UNBATCHED, RequestCheck, RequestError
 
 ASKED = json.dumps({"prompt": "a"}).encode()
 
@@ -165,6 +165,44 @@ def test_a_prompt_and_its_answer_fit_the_context(characters, wanted, message):
         assert caught.value.code == "context_length_exceeded"
     # Longer texts than any of so many tokens are refused without being tokenized.
     assert [len(text) for text in counted] == ([characters] if characters <= 8 * TOKEN_LENGTH else [])
+
+
+WRONG = {
+    "temperature": ["hot", -1, 9, True], "top_p": [2], "max_tokens": [0, 1.5, 65], "n": [2], "seed": [-1], "stream": ["yes"],
+    "stop": [3, ["a"] * 17, [1]], "tools": ["a", ["a"], [{"type": "function"}]],
+    "chat_template_kwargs": ["a", {"chat_template": "x"}, {"thinking": [1]}],
+    "messages": ["hi", {"role": "user"}, 3],
+}  # fmt: skip
+"""Field -> values that are refused."""
+MESSAGES = {"": ["hi", 3], ".role": ["cook", 3], ".content": [3, {"text": "a"}, [{"type": "image_url"}], ["a"]]}
+"""Part of a message -> values that are refused."""
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in WRONG.items() for value in values])
+def test_a_refusal_says_what_was_given(field, value):
+    body = {"messages": [{"role": "user", "content": "a"}], field: value}
+    with pytest.raises(RequestError) as caught:
+        check(answer).check(CHAT, json.dumps(body).encode())
+    assert str(caught.value).startswith(f"[serve] {field} = {json.dumps(value)[:80]}; ")
+    assert "allowed" in str(caught.value).partition("; ")[2]
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(("part", "value"), [(part, value) for part, values in MESSAGES.items() for value in values])
+def test_a_refused_message_says_what_was_given(part, value):
+    message = {"role": "user", "content": "a", part[1:]: value} if part else value
+    with pytest.raises(RequestError) as caught:
+        check(answer).check(CHAT, json.dumps({"messages": [{"role": "user", "content": "a"}, message]}).encode())
+    assert str(caught.value).startswith(f"[serve] messages[1]{part} = {json.dumps(value)}; ")
+
+
+@pytest.mark.parametrize("nothing", [None, "", [], {}])
+@pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (COMPLETIONS, "prompt"), (RESPONSES, "input")])
+def test_what_is_missing_or_empty_is_called_so(path, field, nothing):
+    for body in ({}, {field: nothing}):
+        with pytest.raises(RequestError, match=f"{field} is missing or empty; ") as caught:
+            check(answer).check(path, json.dumps(body).encode())
+        assert caught.value.param == field
 
 
 def test_a_batch_takes_the_settings_of_each_request_and_refuses_what_it_would_pass_over():

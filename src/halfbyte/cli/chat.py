@@ -128,7 +128,10 @@ def _command(talk: Any, text: str) -> bool:
             talk.system = rest
             talk.reset()
         print(printable(talk.system or "(no system message)"), file=sys.stderr)
-    elif name == "/save" and rest:
+    elif name == "/save":
+        if not rest:
+            complain("/save needs the name of a file: /save FILE")
+            return False
         from ..checkpoints.io.safe_files import replace_text
 
         try:
@@ -136,6 +139,8 @@ def _command(talk: Any, text: str) -> bool:
         except CheckpointError as error:
             complain(str(error))
     else:
+        if name != "/help":
+            complain(f"there is no command {printable(name)}; these are:")
         print(COMMANDS, file=sys.stderr)
     return False
 

@@ -192,9 +192,11 @@ def comparison_sections(c: Comparison, level: int = 2, of: str = "") -> list[str
     error_axes = Axes("layer (emb: token embedding)", "relative RMS error")
     kl_axes = Axes("KL divergence of one position, nats", "positions")
     marks = {"median": c.kl_median, "99 %": c.kl_p99}
+    by_layer = [bars(names, errors, error_axes, size) for size in SIZES]
+    by_position = [histogram(c.kl, kl_axes, size, marks) for size in SIZES]
     return [
-        section("Error by layer", _ERROR, [bars(names, errors, error_axes, size) for size in SIZES], level, of),
-        section("Divergence of the next token", _KL, [histogram(c.kl, kl_axes, size, marks) for size in SIZES], level, of),
+        section("Error by layer", _ERROR, by_layer if any(errors) else ["<p>0 after every layer.</p>"], level, of),
+        section("Divergence of the next token", _KL, by_position if c.kl.any() else ["<p>0 at every position.</p>"], level, of),
         section("Layers, worst first", _COSINES, [_layers(c)], level, of),
     ]
 

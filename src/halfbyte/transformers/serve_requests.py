@@ -233,41 +233,44 @@ class RequestCheck:
             top = self.context if largest is None else largest
             number = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
             if not number or not least <= value <= top:
-                raise RequestError(f"{key} = {json.dumps(value)[:80]}; allowed: {kind.__name__} from {least} to {top}", key)
+                allowed = f"{kind.__name__} from {least} to {top}" if least < top else f"{top} alone"
+                raise RequestError(f"{_given(key, value)}; allowed: {allowed}", key)
         if not isinstance(body.get("stream", False), bool | None):
-            raise RequestError(f"stream = {json.dumps(body['stream'])[:80]}; allowed: true, false", "stream")
+            raise RequestError(f"{_given('stream', body['stream'])}; allowed: true, false", "stream")
         stop = body.get("stop")
         if stop is not None and not (isinstance(stop, str) or (_strings(stop) and len(stop) <= 16)):
-            raise RequestError("stop; allowed: a string, or up to 16 of them", "stop")
+            raise RequestError(f"{_given('stop', stop)}; allowed: a string, or up to 16 of them", "stop")
         options = body.get("chat_template_kwargs")
         if options is not None:
+            given = _given("chat_template_kwargs", options)
             if not isinstance(options, dict) or not set(options) <= set(TEMPLATE_OPTIONS):
-                raise RequestError(f"chat_template_kwargs; allowed: {', '.join(TEMPLATE_OPTIONS)}", "chat_template_kwargs")
+                raise RequestError(f"{given}; allowed: {', '.join(TEMPLATE_OPTIONS)}", "chat_template_kwargs")
             if not all(isinstance(v, bool | str | int) for v in options.values()):
-                raise RequestError("chat_template_kwargs; allowed values: true, false, strings, numbers", "chat_template_kwargs")
+                raise RequestError(f"{given}; allowed values: true, false, strings, numbers", "chat_template_kwargs")
         tools = body.get("tools")
         if tools is not None and not (isinstance(tools, list) and all(isinstance(t, dict) and _named(t) for t in tools)):
-            raise RequestError('tools; allowed: a list of {"type": "function", "function": {"name": ..., ...}}', "tools")
+            allowed = 'a list of {"type": "function", "function": {"name": ..., ...}}'
+            raise RequestError(f"{_given('tools', tools)}; allowed: {allowed}", "tools")
 
     def messages(self, body: dict[str, Any]) -> str:
         """The text of a conversation."""
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
-            raise RequestError("messages is missing or empty; a list of one or more is allowed", "messages")
+            raise RequestError(f"{_given('messages', messages)}; a list of one or more is allowed", "messages")
         return "\n".join(_message(m, f"messages[{i}]") for i, m in enumerate(messages)) + json.dumps(body.get("tools") or "")
 
     def prompt(self, body: dict[str, Any]) -> str:
         """The text of a completion."""
         prompt = body.get("prompt")
         if not isinstance(prompt, str) or not prompt:
-            raise RequestError("prompt is missing or empty; a string is allowed", "prompt")
+            raise RequestError(f"{_given('prompt', prompt)}; a string is allowed", "prompt")
         return prompt
 
     def input(self, body: dict[str, Any]) -> str:
         """The text of a response."""
         value = body.get("input")
         if not isinstance(value, str | list) or not value:
-            raise RequestError("input is missing or empty; a string, or a list of messages, is allowed", "input")
+            raise RequestError(f"{_given('input', value)}; a string, or a list of messages, is allowed", "input")
         return json.dumps(value, ensure_ascii=False) + json.dumps([body.get("instructions") or "", body.get("tools") or ""])
 
     def check_length(self, body: dict[str, Any], text: str) -> None:
@@ -293,6 +296,11 @@ class RequestCheck:
             )
 
 
+def _given(name: str, value: Any) -> str:
+    """What a request gives, for a refusal."""
+    return f"{name} is missing or empty" if value in (None, "", [], {}) else f"{name} = {json.dumps(value)[:80]}"
+
+
 def _strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, str) for v in value)
 
@@ -305,8 +313,7 @@ def _named(tool: dict[str, Any]) -> bool:
 def _message(message: Any, where: str) -> str:
     """The text of one message."""
     if not isinstance(message, dict) or message.get("role") not in ROLES:
-        role = message.get("role") if isinstance(message, dict) else None
-        given = f"{where}.role = {json.dumps(role)[:80]}" if role is not None else f"{where} has no role"
+        given = _given(f"{where}.role", message.get("role")) if isinstance(message, dict) else _given(where, message)
         raise RequestError(f"{given}; allowed: {', '.join(ROLES)}", where)
     content = message.get("content")
     if content is None and message["role"] == "assistant":
@@ -315,7 +322,9 @@ def _message(message: Any, where: str) -> str:
         return content
     if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
         return "\n".join(p["text"] for p in content)
-    raise RequestError(f"{where}.content; a string, or a list of text parts, is allowed", f"{where}.content")
+    raise RequestError(
+        f"{_given(f'{where}.content', content)}; a string, or a list of text parts, is allowed", f"{where}.content"
+    )
 
 
 async def client_left(receive: Any) -> None:
