@@ -16,6 +16,7 @@ import pytest
 
 import halfbyte
 import transformers
+from halfbyte.checkpoints.architecture import GGUF_FAMILIES
 from halfbyte.cli import main
 from halfbyte.errors import CheckpointError, HalfbyteError, UnsupportedError
 from halfbyte.gguf_models.view import ModelView
@@ -54,6 +55,21 @@ def test_any_size_gives_a_view_or_a_refusal(tmp_path, case):
             except HalfbyteError as error:
                 refused = str(error)
             assert not refused or str(path) in refused
+
+
+@pytest.mark.parametrize("case", [case for case in FAMILIES if case.partition(":")[0] not in GGUF_FAMILIES])
+def test_a_header_of_which_no_model_is_built_is_refused_by_every_command(tmp_path, capsys, case):
+    """Of `inspect` and of a GGUF made of the file too, which need no model."""
+    file, path, out = family_file(case, family_model(case)), tmp_path / "model.gguf", tmp_path / "out.gguf"
+    for i, (key, kind, value) in enumerate(file.pairs):
+        if key.partition(".")[2] not in ("embedding_length", "block_count"):
+            continue
+        pairs = [*file.pairs[:i], (key, kind, 2 * value), *file.pairs[i + 1 :]]
+        path.write_bytes(replace(file, pairs=pairs).bytes())
+        assert main(["inspect", str(path)]) != 0, key
+        assert main(["quantize", str(path), str(out), "--to", "gguf:q8_0", "--method", "rtn"]) == 2, key
+        assert not out.exists()
+        assert str(path) in "".join(capsys.readouterr())
 
 
 def others(file: GGUF) -> Iterator[tuple[str, Any, GGUF]]:

@@ -20,7 +20,7 @@ from ..checkpoints.architecture import Requirement
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.ledger import MISSING, SHAPE, UNKNOWN, Entry, requirement_entries
 from ..checkpoints.meta_model import TooManyModulesError, most_modules, quiet, stored, without_memory
-from ..errors import HalfbyteError, summary_of
+from ..errors import CheckpointError, HalfbyteError, summary_of
 from .architecture import DBRX_EXPERTS, EACH, EXPERTS, PART, Architecture
 from .config import architecture_of, register, settings_of
 from .keys import Keys, MissingError
@@ -45,7 +45,8 @@ def missing_tensors(checkpoint: GGUFCheckpoint, shapes: Mapping[str, tuple[int, 
     except MissingError as error:
         return [Entry(error.subject, error.name, MISSING, why="the model needs it")]
     except HalfbyteError as error:
-        return f"no model is built of the header: {str(error).partition('] ')[2].removeprefix(f'{checkpoint.path}: '):.160}"
+        why = f"no model is built of the header: {str(error).partition('] ')[2].removeprefix(f'{checkpoint.path}: '):.160}"
+        return [Entry("key", "general.architecture", UNKNOWN, why=why)] if isinstance(error, CheckpointError) else why
     if find_spec("transformers") is None or find_spec("torch") is None:
         return f"{architecture.model_type} is not in the table, and transformers is not installed to say what it has"
     config = json.dumps(settings, sort_keys=True, default=str)
