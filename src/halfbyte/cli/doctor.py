@@ -36,7 +36,7 @@ class Problem(NamedTuple):
 
 PROBLEMS = (
     Problem("transformers", "5.0", None, "load_model, generate, chat and serve need version 5; other commands do not"),
-    Problem("torch", "2.6", None, "halfbyte.torch needs torch 2.6 or later"),
+    Problem("torch", "2.11", None, "halfbyte.torch needs torch 2.11 or later"),
     Problem("triton", "3.6", None, "the CUDA kernels are compiled with Triton 3.6 or later"),
     Problem("numpy", "1.26", None, "halfbyte needs NumPy 1.26 or later"),
     Problem("mlx", "0.30", None, "halfbyte.mlx needs MLX 0.30 or later"),
