@@ -619,7 +619,8 @@ def as_model(checkpoint: Checkpoint, layout: str, **options: Any) -> Checkpoint:
 
     layout   the target's, "" for dense safetensors
     options  further ones of `ModelView`
-    Raises CheckpointError for a header that contradicts the tensors.
+    Raises CheckpointError for a header that contradicts the tensors, unless some of them are
+    allowed by name (`open`).
     """
     if not isinstance(checkpoint, GGUFCheckpoint):
         return checkpoint
@@ -630,6 +631,8 @@ def as_model(checkpoint: Checkpoint, layout: str, **options: Any) -> Checkpoint:
     except (UnsupportedError, MissingError):
         return checkpoint
     except CheckpointError as error:
+        if checkpoint.allowed:
+            return checkpoint
         raise CheckpointError(f"[gguf] {str(error).partition('] ')[2]}") from error
 
 
