@@ -16,7 +16,7 @@ import pytest
 
 import halfbyte
 import transformers
-from halfbyte.checkpoints.architecture import GGUF_FAMILIES
+from halfbyte.checkpoints.architecture import GGUF_FAMILIES, GGUF_SIZES
 from halfbyte.cli import main
 from halfbyte.errors import CheckpointError, HalfbyteError, UnsupportedError
 from halfbyte.gguf_models.view import ModelView
@@ -66,6 +66,22 @@ def test_a_header_of_which_no_model_is_built_is_refused_by_every_command(tmp_pat
             continue
         pairs = [*file.pairs[:i], (key, kind, 2 * value), *file.pairs[i + 1 :]]
         path.write_bytes(replace(file, pairs=pairs).bytes())
+        assert main(["inspect", str(path)]) != 0, key
+        assert main(["quantize", str(path), str(out), "--to", "gguf:q8_0", "--method", "rtn"]) == 2, key
+        assert not out.exists()
+        assert str(path) in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("case", [case for case in FAMILIES if case.partition(":")[0] in GGUF_FAMILIES])
+def test_a_size_of_nothing_and_fewer_blocks_than_there_are_are_refused_by_every_command(tmp_path, capsys, case):
+    file, path, out = family_file(case, family_model(case)), tmp_path / "model.gguf", tmp_path / "out.gguf"
+    changes = [(i, 0) for i, (key, _, _) in enumerate(file.pairs) if key.partition(".")[2] in GGUF_SIZES]
+    changes += [(i, value - 1) for i, (key, _, value) in enumerate(file.pairs) if key.endswith(".block_count")]
+    changes = [(i, other) for i, other in changes if file.pairs[i][1] in ("uint32", "int32")]
+    assert len(changes) > 5
+    for i, other in changes:
+        key, kind, _ = file.pairs[i]
+        path.write_bytes(replace(file, pairs=[*file.pairs[:i], (key, kind, other), *file.pairs[i + 1 :]]).bytes())
         assert main(["inspect", str(path)]) != 0, key
         assert main(["quantize", str(path), str(out), "--to", "gguf:q8_0", "--method", "rtn"]) == 2, key
         assert not out.exists()

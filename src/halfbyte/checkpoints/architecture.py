@@ -233,6 +233,11 @@ GGUF_OPTIONAL_KEYS = {
     "vocab_size": "integer",
 }  # fmt: skip
 """Keys that have defaults, and their types."""
+GGUF_SIZES = (
+    *(key for key, kind in GGUF_KEYS.items() if kind == "integer"),
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.dimension_count",
+)  # fmt: skip
+"""Keys of which no model has 0."""
 GGUF_TOKENS = tuple(f"tokenizer.ggml.{word}_token_id" for word in ("bos", "eos", "unknown", "padding"))
 """Keys of single tokens, integers."""
 _QKV_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias")

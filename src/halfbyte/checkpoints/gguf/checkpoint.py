@@ -10,6 +10,7 @@ blk.0.ffn_up.scale              -> the float32 factor of an NVFP4 weight blk.0.f
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from ..architecture import (
     GGUF_FAMILIES,
     GGUF_KEYS,
     GGUF_OPTIONAL_KEYS,
+    GGUF_SIZES,
     GGUF_TENSOR_NAME,
     GGUF_TOKENS,
     expected_gguf,
@@ -41,6 +43,8 @@ from .file import Files, GGUFFile
 from .metadata import Metadata
 from .runnable import refusal
 
+BLOCK = re.compile(r"blk\.(\d+)\.")
+"""What the names of a block's tensors begin with."""
 TOKEN_TABLES = (".ffn_gate_tid2eid.weight",)
 """Ends of tensors of integers: DeepSeek V4's experts of each token."""
 GEMMA4_SCALES = (".ffn_gate_inp.scale", ".ffn_down_exps.scale")
@@ -238,7 +242,7 @@ class GGUFCheckpoint(Checkpoint):
         ]
         kinds = {f"{architecture}.{key}": kind for key, kind in (GGUF_KEYS | GGUF_OPTIONAL_KEYS).items() if stated}
         kinds |= dict.fromkeys(GGUF_TOKENS if stated else (), "integer")
-        lacking += [Entry("key", name, UNKNOWN, why=why) for name, kind in kinds.items() if (why := self._mistyped(name, kind))]
+        lacking += [Entry("key", name, UNKNOWN, why=why) for name, kind in kinds.items() if (why := self._unusable(name, kind))]
         names = [name for name in self.file.headers if stated and not GGUF_TENSOR_NAME.fullmatch(name)]
         lacking += [Entry("tensor", name, UNKNOWN, why=f"no tensor of {architecture} has such a name") for name in names]
         if lacking:
@@ -250,6 +254,11 @@ class GGUFCheckpoint(Checkpoint):
         needs = required_gguf(architecture, blocks, "output" not in shapes, len(shapes), width)
         if isinstance(needs, str):
             return needs
+        further = sorted(
+            {int(m[1]) for name in shapes if blocks is not None and (m := BLOCK.match(name)) and int(m[1]) >= blocks}
+        )
+        if further:
+            return [Entry("key", keys["block_count"], UNKNOWN, why=f"{blocks}; there are tensors of block {further[0]}")]
         needs += implied_gguf(shapes.keys(), blocks or 0)
         heads, inner = size["attention.head_count"], size["feed_forward_length"]
         experts, own = (self._size(f"{architecture}.{key}") for key in ("expert_count", "expert_feed_forward_length"))
@@ -267,15 +276,16 @@ class GGUFCheckpoint(Checkpoint):
         )
         return requirement_entries(needs, shapes, expected, "the header")
 
-    def _mistyped(self, key: str, kind: str) -> str:
-        """Why a key of the header cannot be read, "" where it can or is not there."""
+    def _unusable(self, key: str, kind: str) -> str:
+        """Why a key of the header cannot be read, or is no size, "" where it can or is not there."""
         if key in self.metadata and self.metadata.type_name(key).startswith("array["):
             return ""  # one for each layer
         try:
-            self.metadata.typed(key, kind)
+            value = self.metadata.typed(key, kind)
         except CheckpointError:
             return f"{self.metadata.type_name(key)}; {kind} is needed"
-        return ""
+        none = key in self.metadata and key.partition(".")[2] in GGUF_SIZES and value < 1
+        return f"{value}; 1 or more is needed" if none else ""
 
     def _size(self, key: str) -> int | None:
         """A count of 1 or more, None where the file has none or one for each layer."""
