@@ -8,20 +8,13 @@ import pytest
 
 from halfbyte.checkpoints.quant_config import read_config
 from halfbyte.layouts import LAYOUTS, config_readers
-from support.outcomes import LABELS, MODULES, TABLE, outcomes_of, summary
+from support.outcomes import MODULES, TABLE, outcomes_of
 from support.quant_configs import CONFIGS, MORE
 
-EXPECTED = TABLE.read_text(encoding="utf-8").splitlines()
 
-
-@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("label", TABLE.labels)
 def test_every_change_has_the_outcome_that_it_had(label):
-    expected = [line for line in EXPECTED if line.split(" | ")[0] == label]
-    outcomes = list(outcomes_of(label))
-    found = summary(label, outcomes)
-    changed = {line.split(" | ")[1] for line in {*expected} ^ {*found}}
-    now = [f"{subject} {change} -> {outcome}" for subject, change, _, outcome in outcomes if subject in changed]
-    assert found == expected, "\n".join([f"[{label}] outcomes are now (before: run support.outcomes there):", *now])
+    TABLE.assert_as_recorded(label)
 
 
 def test_every_layout_and_reader_is_among_them():

@@ -10,11 +10,7 @@ checksum of what is written. Values of errors are left out.
 from __future__ import annotations
 
 import re
-import sys
-import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,10 +23,10 @@ from halfbyte.formats import format_named
 from halfbyte.layouts import written_layouts
 from halfbyte.numerics.bits import pack
 from halfbyte.tensor.qtensor import QTensor
+from support.outcome_table import OutcomeTable
 from support.outcomes import MODULES, checksum
 from support.random_tensors import finite_tensor
 
-TABLE = Path(__file__).parents[1] / "data" / "edge_outcomes.txt"
 TARGETS = (*written_layouts(), "gptq-v1", "gptq-v2", "onnx", "metal-marlin", "halfbyte:int4:g32", "halfbyte:affine4:g32")
 SCALES = (None, "float16", "bfloat16", "float32")
 
@@ -140,23 +136,7 @@ def outcomes(label: str) -> Iterator[tuple[str, str, str]]:
                 yield f"planned for {goal.layout}", f"{case} {dtype}", planned
 
 
-def summary(label: str, outcomes: Iterable[tuple[str, str, str]]) -> list[str]:
-    """A line for each subject of a weight."""
-    counts, crc = Counter[str](), dict[str, int]()
-    for subject, case, outcome in outcomes:
-        counts[subject] += 1
-        crc[subject] = zlib.crc32(f"{case} -> {outcome}\n".encode(), crc.get(subject, 0))
-    return [f"{label} | {s} | {counts[s]} targets | {crc[s]:08x}" for s in crc]
-
-
-def main() -> None:
-    """Print the outcomes of the weights given, or write the file."""
-    for label in sys.argv[1:]:
-        for subject, case, outcome in outcomes(label):
-            print(f"{subject} | {case} -> {outcome}")
-    if not sys.argv[1:]:
-        TABLE.write_text("\n".join(line for n in WEIGHTS for line in summary(n, outcomes(n))) + "\n", encoding="utf-8")
-
+TABLE = OutcomeTable("edge_outcomes", WEIGHTS, outcomes, "targets")
 
 if __name__ == "__main__":
-    main()
+    TABLE.main()

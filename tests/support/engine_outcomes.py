@@ -10,10 +10,7 @@ ends.
 
 from __future__ import annotations
 
-import sys
-import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +23,8 @@ from halfbyte.checkpoints import TensorInfo, engines
 from halfbyte.checkpoints.engines import ENGINES, LATEST, READS, RULES, predictions
 from halfbyte.errors import HalfbyteError
 from halfbyte.formats import format_named
+from support.outcome_table import OutcomeTable
 
-TABLE = Path(__file__).parents[1] / "data" / "engine_outcomes.txt"
 LAYER = "model.layers.0"
 Outcomes = Iterator[tuple[str, str, str]]
 
@@ -321,23 +318,7 @@ def outcomes(kind: str) -> Outcomes:
         yield from KINDS_OF_CASES[kind]()
 
 
-def summary(kind: str, outcomes: Iterable[tuple[str, str, str]]) -> list[str]:
-    """A line for each subject of a kind."""
-    counts, crc = Counter[str](), dict[str, int]()
-    for subject, case, outcome in outcomes:
-        counts[subject] += 1
-        crc[subject] = zlib.crc32(f"{case} -> {outcome}\n".encode(), crc.get(subject, 0))
-    return [f"{kind} | {s} | {counts[s]} cases | {crc[s]:08x}" for s in crc]
-
-
-def main() -> None:
-    """Print the cases of the kinds given, or write the file."""
-    for kind in sys.argv[1:]:
-        for subject, case, outcome in outcomes(kind):
-            print(f"{subject} | {case} -> {outcome}")
-    if not sys.argv[1:]:
-        TABLE.write_text("\n".join(line for k in KINDS_OF_CASES for line in summary(k, outcomes(k))) + "\n", encoding="utf-8")
-
+TABLE = OutcomeTable("engine_outcomes", KINDS_OF_CASES, outcomes)
 
 if __name__ == "__main__":
-    main()
+    TABLE.main()

@@ -11,10 +11,7 @@ the tensors, the findings, what the ledger names, and what each engine is expect
 from __future__ import annotations
 
 import json
-import sys
-import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,9 +28,8 @@ from halfbyte.checkpoints.safetensors import checkpoint as checkpoint_module
 from halfbyte.errors import HalfbyteError
 from support.damage_cases import AWQ, CASES, INT4, Case, linear_group, modelopt, packed, torchao
 from support.mutations import mutations, write
+from support.outcome_table import OutcomeTable
 from support.safetensors_bytes import folder, under
-
-TABLE = Path(__file__).parents[1] / "data" / "folder_outcomes.txt"
 
 F16, F32 = {"scale_dtype": "float16"}, {"scale_dtype": "float32"}
 MORE: dict[str, Case] = {
@@ -134,41 +130,25 @@ def said(path: Path) -> list[str]:
     return [line.replace(str(path), "FOLDER").replace(str(path.resolve()), "FOLDER") for line in lines]
 
 
-def outcomes(name: str) -> Iterator[tuple[str, str, list[str]]]:
+def outcomes(name: str) -> Iterator[tuple[str, str, str]]:
     """(subject, change, what is said) of each change of a folder."""
     with TemporaryDirectory() as place:
         whole, changed = Path(place) / "whole", Path(place) / "changed"
         write_folder(name, whole)
-        yield "nothing", "", said(whole)
+        yield "nothing", "", "\n    ".join(said(whole))
         for mutation in mutations(whole):
             if mutation.subject == "key" or mutation.target[0].startswith(CHANGED):
                 write(whole, mutation, changed)
-                yield ".".join(mutation.target), mutation.kind, said(changed)
+                yield ".".join(mutation.target), mutation.kind, "\n    ".join(said(changed))
         config = json.loads((whole / "config.json").read_text(encoding="utf-8"))
         for key in config if name in ROOT else ():
             for value in (..., None, 0, 3, "x"):
                 other = {k: v for k, v in config.items() if k != key} | ({} if value is ... else {key: value})
                 (whole / "config.json").write_text(json.dumps(other), encoding="utf-8")
-                yield f"config.json {key}", "absent" if value is ... else json.dumps(value), said(whole)
+                yield f"config.json {key}", "absent" if value is ... else json.dumps(value), "\n    ".join(said(whole))
 
 
-def summary(name: str, outcomes: Iterable[tuple[str, str, list[str]]]) -> list[str]:
-    """A line for each subject of a folder's changes."""
-    counts, crc = Counter[str](), dict[str, int]()
-    for subject, change, lines in outcomes:
-        counts[subject] += 1
-        crc[subject] = zlib.crc32("\n".join([change, *lines]).encode(), crc.get(subject, 0))
-    return [f"{name} | {subject} | {counts[subject]} changes | {crc[subject]:08x}" for subject in crc]
-
-
-def main() -> None:
-    """Print what is said of each change of the folders given, or write the file."""
-    for name in sys.argv[1:]:
-        for subject, change, lines in outcomes(name):
-            print("\n    ".join([f"{subject} {change}", *lines]))
-    if not sys.argv[1:]:
-        TABLE.write_text("\n".join(line for n in FOLDERS for line in summary(n, outcomes(n))) + "\n", encoding="utf-8")
-
+TABLE = OutcomeTable("folder_outcomes", FOLDERS, outcomes, "changes")
 
 if __name__ == "__main__":
-    main()
+    TABLE.main()

@@ -9,12 +9,8 @@ that `quantize` makes of it) or a dtype (the values of random codes and scales).
 
 from __future__ import annotations
 
-import sys
-import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -24,10 +20,10 @@ from halfbyte import quantize
 from halfbyte.errors import HalfbyteError
 from halfbyte.formats import codec_names, family_of, format_named, packed_nbytes
 from halfbyte.spec import Format
+from support.outcome_table import OutcomeTable
 from support.outcomes import checksum
 from support.random_tensors import random_tensor
 
-TABLE = Path(__file__).parents[1] / "data" / "format_outcomes.txt"
 GROUPS = (None, -2, -1, 0, 1, 8, 16, 24, 32, 48, 64, 100, 128, 256, 1 << 20)
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "scale_dtype": ("float16", "bfloat16", "float32", "float64", "e4m3"),
@@ -154,23 +150,7 @@ def _tried(work: Any) -> str:
         return str(error)
 
 
-def summary(codec: str, outcomes: Iterable[tuple[str, str, str]]) -> list[str]:
-    """A line for each subject of a codec."""
-    counts, crc = Counter[str](), dict[str, int]()
-    for subject, case, outcome in outcomes:
-        counts[subject] += 1
-        crc[subject] = zlib.crc32(f"{case} -> {outcome}\n".encode(), crc.get(subject, 0))
-    return [f"{codec} | {subject} | {counts[subject]} cases | {crc[subject]:08x}" for subject in crc]
-
-
-def main() -> None:
-    """Print the cases of the codecs given, or write the file."""
-    for codec in sys.argv[1:]:
-        for subject, case, outcome in outcomes(codec):
-            print(f"{subject} | {case} -> {outcome}")
-    if not sys.argv[1:]:
-        TABLE.write_text("\n".join(line for c in codec_names() for line in summary(c, outcomes(c))) + "\n", encoding="utf-8")
-
+TABLE = OutcomeTable("format_outcomes", codec_names(), outcomes)
 
 if __name__ == "__main__":
-    main()
+    TABLE.main()

@@ -10,11 +10,8 @@ JSON is left out.
 from __future__ import annotations
 
 import re
-import sys
 import warnings
-import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,9 +22,9 @@ from halfbyte.checkpoints.safetensors.header import DTYPE_BITS, header_length, p
 from halfbyte.errors import HalfbyteError
 from halfbyte.tensor.qtensor import QTensor
 from support.gguf_writer import GGUF, MXFP4, Q4_0, Q4_K, Q8_0, blocks, f32
+from support.outcome_table import OutcomeTable
 from support.outcomes import checksum
 
-TABLE = Path(__file__).parents[1] / "data" / "header_outcomes.txt"
 BYTES = b' \t"\\09-.,:[]{}aF_\x00\x1f\x7f\x80\xff'
 """What takes the place of each byte of a text."""
 
@@ -161,23 +158,7 @@ def gguf() -> Outcomes:
 FILES: dict[str, Callable[[], Outcomes]] = {"safetensors": safetensors, "gguf": gguf}
 
 
-def summary(kind: str, outcomes: Iterable[tuple[str, str, bool, str]]) -> list[str]:
-    """A line for each subject of a kind of file."""
-    read, refused, crc = Counter[str](), Counter[str](), dict[str, int]()
-    for subject, change, was_read, outcome in outcomes:
-        (read if was_read else refused)[subject] += 1
-        crc[subject] = zlib.crc32(f"{change} -> {outcome}\n".encode(), crc.get(subject, 0))
-    return [f"{kind} | {s} | {read[s]} read, {refused[s]} refused | {crc[s]:08x}" for s in crc]
-
-
-def main() -> None:
-    """Print the changes of the kinds given, or write the file."""
-    for kind in sys.argv[1:]:
-        for subject, change, _, outcome in FILES[kind]():
-            print(f"{subject} | {change} -> {outcome}")
-    if not sys.argv[1:]:
-        TABLE.write_text("\n".join(line for kind in FILES for line in summary(kind, FILES[kind]())) + "\n", encoding="utf-8")
-
+TABLE = OutcomeTable("header_outcomes", FILES, lambda kind: FILES[kind]())
 
 if __name__ == "__main__":
-    main()
+    TABLE.main()

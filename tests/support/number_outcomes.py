@@ -8,11 +8,7 @@ python -m support.number_outcomes bits        # print each case of a module and 
 from __future__ import annotations
 
 import random
-import sys
-import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,9 +27,9 @@ from halfbyte.numerics import activations, bits, exact, minifloat, transpose
 from halfbyte.numerics.error_stats import error_stats
 from halfbyte.spec import Format
 from support.format_outcomes import formats_of
+from support.outcome_table import OutcomeTable
 from support.outcomes import checksum
 
-TABLE = Path(__file__).parents[1] / "data" / "number_outcomes.txt"
 Cases = Iterator[tuple[str, str, Callable[[], Any]]]
 FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 
@@ -388,23 +384,7 @@ def outcomes(module: str) -> Iterator[tuple[str, str, str]]:
         yield subject, case, outcome
 
 
-def summary(module: str, outcomes: Iterable[tuple[str, str, str]]) -> list[str]:
-    """A line for each subject of a module."""
-    counts, crc = Counter[str](), dict[str, int]()
-    for subject, case, outcome in outcomes:
-        counts[subject] += 1
-        crc[subject] = zlib.crc32(f"{case} -> {outcome}\n".encode(), crc.get(subject, 0))
-    return [f"{module} | {s} | {counts[s]} cases | {crc[s]:08x}" for s in crc]
-
-
-def main() -> None:
-    """Print the cases of the modules given, or write the file."""
-    for module in sys.argv[1:]:
-        for subject, case, outcome in outcomes(module):
-            print(f"{subject} | {case} -> {outcome}")
-    if not sys.argv[1:]:
-        TABLE.write_text("\n".join(line for m in MODULES for line in summary(m, outcomes(m))) + "\n", encoding="utf-8")
-
+TABLE = OutcomeTable("number_outcomes", MODULES, outcomes)
 
 if __name__ == "__main__":
-    main()
+    TABLE.main()

@@ -7,10 +7,7 @@ python -m support.onnx_outcomes 'blocks of int4'   # print each change of a mode
 from __future__ import annotations
 
 import re
-import sys
-import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,9 +19,8 @@ import halfbyte as hb
 from halfbyte.errors import HalfbyteError
 from halfbyte.tensor.qtensor import QTensor
 from support.onnx_models import BITS, Graph
+from support.outcome_table import OutcomeTable
 from support.outcomes import checksum
-
-TABLE = Path(__file__).parents[1] / "data" / "onnx_outcomes.txt"
 
 
 def _codes(kind: str, *shape: int) -> np.ndarray:
@@ -175,23 +171,7 @@ def _reshape(tensor: Any, shape: list[int]) -> None:
     tensor.dims.extend(shape)
 
 
-def summary(name: str, outcomes: Iterable[tuple[str, str, bool, str]]) -> list[str]:
-    """A line for each subject of a model's changes."""
-    read, refused, crc = Counter[str](), Counter[str](), dict[str, int]()
-    for subject, change, was_read, outcome in outcomes:
-        (read if was_read else refused)[subject] += 1
-        crc[subject] = zlib.crc32(f"{change} -> {outcome}\n".encode(), crc.get(subject, 0))
-    return [f"{name} | {s} | {read[s]} read, {refused[s]} refused | {crc[s]:08x}" for s in crc]
-
-
-def main() -> None:
-    """Print the changes of the models given, or write the file."""
-    for name in sys.argv[1:]:
-        for subject, change, _, outcome in outcomes(name):
-            print(f"{subject} | {change} -> {outcome}")
-    if not sys.argv[1:]:
-        TABLE.write_text("\n".join(line for n in MODELS for line in summary(n, outcomes(n))) + "\n", encoding="utf-8")
-
+TABLE = OutcomeTable("onnx_outcomes", MODELS, outcomes)
 
 if __name__ == "__main__":
-    main()
+    TABLE.main()

@@ -16,12 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -34,10 +31,10 @@ from halfbyte.layouts import LAYOUTS, Layout
 from halfbyte.numerics.bits import pack
 from halfbyte.tensor.qtensor import QTensor
 from support.layout_tensors import headers, integer_tensor
+from support.outcome_table import OutcomeTable
 from support.quant_configs import CONFIGS, MORE
 from support.random_tensors import finite_tensor
 
-TABLE = Path(__file__).parents[1] / "data" / "outcomes.txt"
 Module = tuple[dict[str, np.ndarray], dict[str, Any]]
 
 NUMPYS = ("int8", "uint8", "int16", "int32", "uint32", "int64", "float16", "float32", "float64")
@@ -241,15 +238,6 @@ def outcomes_of(label: str) -> Outcomes:
     return outcomes(label) if label in MODULES else config_outcomes(label)
 
 
-def summary(label: str, outcomes: Iterable[tuple[str, str, bool, str]]) -> list[str]:
-    """A line for each subject of the changes of a module or config."""
-    read_, refused, crc = Counter[str](), Counter[str](), dict[str, int]()
-    for subject, change, was_read, outcome in outcomes:
-        (read_ if was_read else refused)[subject] += 1
-        crc[subject] = zlib.crc32(f"{change} -> {outcome}\n".encode(), crc.get(subject, 0))
-    return [f"{label} | {s} | {read_[s]} read, {refused[s]} refused | {crc[s]:08x}" for s in crc]
-
-
 def _drawn(name: str, shape: tuple[int, ...] = (64, 64), group: int | None = None, **options: Any) -> QTensor:
     return finite_tensor(format_named(name, group, **options), shape, 1)
 
@@ -375,16 +363,7 @@ def module_of(label: str) -> tuple[Layout, Module]:
     return layout, (layout.pack(weight, config), config)
 
 
-def main() -> None:
-    """Print the changes of the labels given, or write the file."""
-    for label in sys.argv[1:]:
-        for subject, change, _, outcome in outcomes_of(label):
-            print(f"{subject} {change} -> {outcome}")
-    if not sys.argv[1:]:
-        TABLE.write_text(
-            "\n".join(line for label in LABELS for line in summary(label, outcomes_of(label))) + "\n", encoding="utf-8"
-        )
-
+TABLE = OutcomeTable("outcomes", LABELS, outcomes_of)
 
 if __name__ == "__main__":
-    main()
+    TABLE.main()
