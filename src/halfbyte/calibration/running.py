@@ -15,17 +15,25 @@ from ..errors import HalfbyteError, UnsupportedError, summary_of
 from .sources import Source
 
 
-class _Recorder(nn.Module):  # type: ignore[misc] # torch is not type-checked
-    """Placeholder of a layer that records its arguments and returns its input."""
+class _Placeholder(nn.Module):  # type: ignore[misc] # torch is not type-checked
+    """Stands for a layer, with its attributes: some models read a layer's attention type, or
+    another, before they call it.
+    """
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.arguments: tuple[Any, dict[str, Any]] = ((), {})
         self._layer = [layer]  # no module of this one
 
     def __getattr__(self, name: str) -> Any:
-        """Some models read a layer's attention type, or another attribute, before they call it."""
-        return super().__getattr__(name) if name in ("_layer", "arguments") else getattr(self._layer[0], name)
+        return super().__getattr__(name) if name == "_layer" else getattr(self._layer[0], name)
+
+
+class _Recorder(_Placeholder):
+    """Records its arguments and returns its input."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__(layer)
+        self.arguments: tuple[Any, dict[str, Any]] = ((), {})
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         self.arguments = (args, kwargs)
@@ -92,12 +100,8 @@ def without_layers(source: Source) -> Iterator[Callable[[Sequence[list[int]], Te
     real = list(layers)
     given: list[Tensor] = []
 
-    class Last(nn.Module):  # type: ignore[misc] # torch is not type-checked
+    class Last(_Placeholder):
         """Returns the given states in place of a layer's."""
-
-        def __init__(self, layer: nn.Module) -> None:
-            super().__init__()
-            self.attention_type = getattr(layer, "attention_type", None)
 
         def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             return given[0]
