@@ -4,7 +4,8 @@
     for piece in chat.say("Hello"):
         print(piece, end="")
 
-The whole conversation goes through the model at each turn, as the template writes it.
+Each turn is the whole conversation as the template writes it; what the turn before computed of it
+is kept.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Chat:
             sampling=self.sampling,
             stop=self.stop,
             stop_ids=self.stop_ids,
+            session=self.last.session if self.last else None,
         )
         pieces: list[str] = []
         try:

@@ -137,11 +137,13 @@ class NativeModel:
 class NativeSession:
     """One sequence: tokens in, logits of the last one out.
 
-    positions  tokens so far
+    tokens     so far
+    positions  their number
     """
 
     def __init__(self, model: NativeModel) -> None:
         self.model, self.positions = model, 0
+        self.tokens: list[int] = []
         self._caches = [_Cache(layer) for layer in model.layers]
         hidden = model.embedding.shape[1]
         self._x, self._out = np.empty(hidden, np.float32), np.empty(hidden, np.float32)
@@ -161,8 +163,23 @@ class NativeSession:
                 count = _chunk(len(ids) - at, self.positions, group.q.outputs // group.head_dim)
                 hidden = self._prompt(np.asarray(ids[at : at + count], np.int64), at + count == len(ids))
                 at += count
+        self.tokens += ids
         logits: F32 = self.model.logits(hidden)[0]
         return logits
+
+    def rewind(self, count: int) -> bool:
+        """Forget all tokens but the first `count`. False, and nothing is forgotten, where a window
+        has dropped tokens that the next one sees.
+        """
+        back = self.positions - count
+        if not all(cache.reaches(count, back) for cache in self._caches):
+            return False
+        for cache in self._caches:
+            cache.count -= back
+        self.positions = count
+        del self.tokens[count:]
+        self._leave_tables()
+        return True
 
     def _embedded(self, ids: NDArray[np.int64]) -> F32:
         table = self.model.embedding
@@ -294,6 +311,12 @@ class _Cache:
         self.keys[:, self.count : self.count + more] = keys
         self.values[:, self.count : self.count + more] = values
         self.count += more
+
+    def reaches(self, tokens: int, back: int) -> bool:
+        """Whether without its last `back` ones it has all that the token behind the sequence's
+        first `tokens` sees.
+        """
+        return self.count - back >= (tokens if self.window is None else min(tokens, self.window - 1))
 
     def seen(self, more: int) -> int:
         """Tokens in view of the last of `more` further ones, itself included."""

@@ -129,9 +129,13 @@ class Generation:
     max_tokens  most new tokens
     stop_ids    tokens that end the text; None takes `end_tokens`
     stop        texts that end it; they and what follows are left out
+    session     what the same model computed for an earlier text: tokens that both texts begin with
+                are not computed again
 
     stopped  "" while it runs, then the reason: "length", "eos", "stop", or "context" (the model's
              context is full)
+    session  what the model has computed, for the next text; None before, and where a pass of the
+             model was broken off
     """
 
     def __init__(
@@ -144,6 +148,7 @@ class Generation:
         sampling: Sampling | None = None,
         stop_ids: set[int] | None = None,
         stop: Sequence[str] = (),
+        session: Any = None,
     ) -> None:
         if max_tokens < 0:
             raise GenerationError(f"[generate] max_tokens={max_tokens}; 0 or more is allowed")
@@ -162,6 +167,8 @@ class Generation:
         self.stop = tuple(stop)
         if not all(self.stop):
             raise GenerationError("[generate] an empty stop text; give one or more characters")
+        self.session: Any = None
+        self._earlier = session
         self.tokens: list[int] = []
         self.text = ""
         self.stopped = ""
@@ -179,16 +186,21 @@ class Generation:
         text_of = text_stream(self.tokenizer)
         unsent = ""  # text that may be the beginning of a stop text
         runner = runner_of(self.model)
-        session = runner.session()
+        session, first = resumed(self._earlier, self.prompt_ids)
+        self.session = self._earlier = None
+        if session is None:
+            session = runner.session()
         chunk = prompt_chunk(len(self.prompt_ids), runner.stores_scores)
-        pending = [self.prompt_ids[i : i + chunk] for i in range(0, len(self.prompt_ids), chunk)]
+        pending = [self.prompt_ids[i : i + chunk] for i in range(first, len(self.prompt_ids), chunk)]
         while len(self.tokens) < self.max_tokens:
             if len(self.prompt_ids) + len(self.tokens) > self.context:
                 self.stopped = "context"
                 break
             start = time.perf_counter()
+            self.session = None
             for tokens in pending:
                 logits = session(tokens)
+            self.session = session
             token = choose(_as_numpy(logits), self.sampling, random, [*self.prompt_ids, *self.tokens][-REPEATED:])
             seconds = time.perf_counter() - start
             if self.tokens:
@@ -262,6 +274,16 @@ class TransformersModel:
 def runner_of(model: Any) -> NativeModel | TransformersModel:
     """What runs a model."""
     return model if isinstance(model, NativeModel) else TransformersModel(model)
+
+
+def resumed(session: Any, ids: Sequence[int]) -> tuple[Any, int]:
+    """(a session that has computed the first tokens of `ids`, how many); (None, 0) where they have
+    none in common with the session's, or it cannot go back so far. The last token, whose logits are
+    wanted, is not among them.
+    """
+    most = 0 if session is None else min(len(session.tokens), len(ids) - 1)
+    same = next((i for i in range(most) if session.tokens[i] != ids[i]), most)
+    return (session, same) if same and session.rewind(same) else (None, 0)
 
 
 def _as_numpy(logits: Any) -> NDArray[np.float32]:

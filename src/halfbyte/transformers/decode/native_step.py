@@ -144,7 +144,7 @@ class Step:
 
     def commit(self) -> None:
         """Leave the cache as the model's own forward would."""
-        for layer in self.layers:
+        for layer in self.layers if self.written else ():
             layer.close(self.written)
         self.written = self.room = 0
 

@@ -18,20 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compat import cache_name
-from .kv_cache import growing_cache
+from ..compat import DynamicLayer, DynamicSlidingWindowLayer, cache_name
+from .kv_cache import GrowingLayer, GrowingSlidingLayer, growing_cache
 from .native_step import Step, native_step
 
 
 class DecodeSession:
     """A model with the cache of one sequence.
 
-    state  the model's cache, None before the first call for a model that makes its own
-    step   the native step for single tokens; None where the model's own forward is called
+    tokens  so far
+    state   the model's cache, None before the first call for a model that makes its own
+    step    the native step for single tokens; None where the model's own forward is called
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self.tokens: list[int] = []
         self.state: Any = growing_cache(model)
         self.step: Step | None = None
         self._two_sides = bool(getattr(model.config, "is_encoder_decoder", False))
@@ -41,6 +43,31 @@ class DecodeSession:
 
     def __call__(self, ids: Sequence[int]) -> Tensor:
         """Logits (vocabulary,) after these tokens, which follow those of earlier calls."""
+        logits = self._logits(ids)
+        self.tokens += ids
+        return logits
+
+    def rewind(self, count: int) -> bool:
+        """Forget all tokens but the first `count`. False, and nothing is forgotten, where the cache
+        does not allow it: other states than keys and values, a window that has moved on, a model
+        with an encoder.
+        """
+        back = len(self.tokens) - count
+        if self._two_sides or (back and not self._crop(back)):
+            return False
+        del self.tokens[count:]
+        return True
+
+    def _crop(self, back: int) -> bool:
+        if self.step is not None:
+            self.step.commit()
+        layers = getattr(self.state, "layers", ())  # another kind of model has another kind of state
+        if not layers or not all(_can_crop(layer) for layer in layers):
+            return False
+        self.state.crop(-back)  # a number above 0 is of tokens that stay in some versions, refused in others
+        return True
+
+    def _logits(self, ids: Sequence[int]) -> Tensor:
         tokens = torch.tensor([ids], device=getattr(self.model, "device", "cpu"))
         with torch.inference_mode():
             if len(ids) == 1 and self._started:
@@ -68,3 +95,11 @@ class DecodeSession:
             tokens = torch.full((1, 1), self.model.config.decoder_start_token_id, device=tokens.device)
         given = {self._name: self.state, "encoder_outputs": self._encoded}
         return self.model(decoder_input_ids=tokens, use_cache=True, **given)
+
+
+def _can_crop(layer: Any) -> bool:
+    """Whether a layer of a cache has keys and values of all tokens."""
+    if type(layer) in (DynamicLayer, GrowingLayer):
+        return True
+    sliding = type(layer) in (DynamicSlidingWindowLayer, GrowingSlidingLayer)
+    return sliding and layer.cumulative_length < layer.sliding_window
