@@ -17,10 +17,11 @@ sources or tests while a sample runs; run long ones in a clone.
    function a worker forks; the child gives the living functions their mutated code and runs the
    tests that call the function until one fails, different test functions first and fast ones
    first, then the cases of these test functions that were not recorded.
-3. Fresh: mutants of module and class bodies (tables, defaults), and those that step 2 left, run in
-   a new process that imports the mutated file: the tests that call the function, then the mirrored
-   file of tests, then those that call any function of the file or of a file that imports it. Steps
-   2 and 3 overlap.
+3. Fresh: mutants of module and class bodies (tables, defaults), of functions that no recorded test
+   calls, and those that step 2 left in functions that run when the tests are imported, run in a new
+   process that imports the mutated file: the tests that call the function, then the mirrored file
+   of tests, then those that call any function of the file or of a file that imports it. Steps 2
+   and 3 overlap.
 
 A mutant is killed by a test that fails with it alone and passes without it, or that takes 20 times
 its time and 10 seconds more; a file that cannot be imported counts as killed. `--budget` bounds the
@@ -367,13 +368,47 @@ def function_changes(original: CodeType, changed: CodeType) -> tuple[dict[str, C
     return replaced, [name for name, _ in own]
 
 
+class Watch:
+    """Notes which functions of the package start, once each: by `sys.monitoring`, else by a trace."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, CodeType] = {}
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> None:
+        self.seen[id(frame.f_code)] = frame.f_code
+
+    def _started(self, code: CodeType, offset: int) -> object:
+        self.seen[id(code)] = code
+        return sys.monitoring.DISABLE
+
+    def start(self) -> None:
+        self.seen = {}
+        if sys.version_info >= (3, 12):
+            events = sys.monitoring.events.PY_START
+            if sys.monitoring.get_tool(TOOL) is None:
+                sys.monitoring.use_tool_id(TOOL, "mutate")
+            sys.monitoring.register_callback(TOOL, events, self._started)
+            sys.monitoring.set_events(TOOL, events)
+            sys.monitoring.restart_events()
+        else:
+            sys.settrace(self._trace)
+
+    def stop(self) -> set[str]:
+        """The recorded names of what started since `start`."""
+        if sys.version_info >= (3, 12):
+            sys.monitoring.set_events(TOOL, 0)
+        else:
+            sys.settrace(None)
+        return {recorded_name(name_of(c)) for c in self.seen.values() if c.co_filename.startswith(INSIDE)}
+
+
 class Recorder:
     """Pytest plugin: which functions of the package each test calls, and its seconds."""
 
     def __init__(self) -> None:
         self.tests: dict[str, tuple[float, list[str]]] = {}
         self.left_out: list[str] = []
-        self.seen: dict[int, CodeType] = {}
+        self.watch = Watch()
         self.good = True
         self.end = time.monotonic() + RECORDED_SECONDS
 
@@ -387,35 +422,9 @@ class Recorder:
         kept = [[c[i * len(c) // n] for n in [min(CASES, len(c))] for i in range(n)] for c in functions.values()]
         items[:] = [c[0] for c in kept] + [item for c in kept for item in c[1:]]
 
-    def _trace(self, frame: FrameType, event: str, argument: object) -> None:
-        self.seen[id(frame.f_code)] = frame.f_code
-
-    def _started(self, code: CodeType, offset: int) -> object:
-        self.seen[id(code)] = code
-        return sys.monitoring.DISABLE
-
-    def _watch(self) -> None:
-        """Note every code object that starts: once each by `sys.monitoring`, else by a trace."""
-        if sys.version_info >= (3, 12):
-            events = sys.monitoring.events.PY_START
-            if sys.monitoring.get_tool(TOOL) is None:
-                sys.monitoring.use_tool_id(TOOL, "mutate")
-                sys.monitoring.register_callback(TOOL, events, self._started)
-            sys.monitoring.set_events(TOOL, events)
-            sys.monitoring.restart_events()
-        else:
-            sys.settrace(self._trace)
-
-    @staticmethod
-    def _ignore() -> None:
-        if sys.version_info >= (3, 12):
-            sys.monitoring.set_events(TOOL, 0)
-        else:
-            sys.settrace(None)
-
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self.seen, self.good = {}, True
+        self.good = True
         start, popen = time.process_time(), subprocess.Popen.__init__
 
         def started(*args: Any, **kwargs: Any) -> None:
@@ -423,14 +432,13 @@ class Recorder:
             popen(*args, **kwargs)
 
         subprocess.Popen.__init__ = started  # type: ignore[method-assign]
-        self._watch()
+        self.watch.start()
         try:
             return (yield)  # type: ignore[misc]
         finally:
-            self._ignore()
+            calls = self.watch.stop()
             subprocess.Popen.__init__ = popen  # type: ignore[method-assign]
             if self.good:
-                calls = {recorded_name(name_of(c)) for c in self.seen.values() if c.co_filename.startswith(INSIDE)}
                 self.tests[item.nodeid] = round(time.process_time() - start, 4), sorted(calls)
             else:
                 self.left_out.append(item.nodeid)
@@ -589,7 +597,14 @@ def run_until_failure(items: list[pytest.Item], calls: Calls, budget: float, not
     return SURVIVED
 
 
-def forked(work: Callable[[], int], longest: float = 150) -> int:
+def hang_limit(budget: float) -> float:
+    """Seconds by the clock after which tests hang that have `budget` seconds of a processor, which
+    others share.
+    """
+    return 60 + 8 * budget
+
+
+def forked(work: Callable[[], int], longest: float) -> int:
     """Exit code of `work` in a forked process without output; one that dies by a signal counts as
     killed, and so does one that takes `longest` seconds by the clock.
     """
@@ -699,16 +714,24 @@ def cases_of(tests: list[str], items: Iterable[str]) -> list[str]:
 
 
 class FunctionMutants:
-    """Pytest plugin: in place of the loop over collected tests, one fork a mutant of a function."""
+    """Pytest plugin: in place of the loop over collected tests, one fork a mutant of a function.
+
+    `done` gets a mutant's number, the exit code, the seconds, the killing test and whether a fresh
+    process may find more: nothing ran, or the function ran before the mutant was there.
+    """
 
     def __init__(
-        self, mutants: list[Mutant], calls: Calls, budget: float, workers: int, done: Callable[[int, int, float, str], None]
+        self, mutants: list[Mutant], calls: Calls, budget: float, workers: int, done: Callable[[int, int, float, str, bool], None]
     ) -> None:
         self.mutants, self.calls, self.budget, self.workers, self.done = mutants, calls, budget, workers, done
+        self.watch = Watch()
+        self.watch.start()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        imported = self.watch.stop()
         items = {item.nodeid: item for item in session.items}
         living: dict[str, list[FunctionType]] = defaultdict(list)
+        gc.unfreeze()  # tests/conftest.py freezes what was collected, which get_objects leaves out
         for function in gc.get_objects():
             if type(function) is FunctionType and function.__code__.co_filename.startswith(INSIDE):
                 living[name_of(function.__code__)].append(function)
@@ -718,8 +741,8 @@ class FunctionMutants:
         def work(number: int) -> None:
             mutant, start = self.mutants[number], time.monotonic()
             changes = function_changes(*compiled(mutant))
-            if changes is None:
-                self.done(number, EMPTY, 0.0, "")
+            if changes is None or living.keys().isdisjoint(changes[0]):
+                self.done(number, EMPTY, 0.0, "", True)
                 return
             replaced, own = changes
             tests = [t for t in self.calls.for_functions(own) if t in items]
@@ -735,10 +758,11 @@ class FunctionMutants:
                             function.__code__ = code
                     return run_until_failure([items[t] for t in tests], self.calls, self.budget, note)
 
-                return forked(child), note.read_text("utf-8") if note.exists() else ""
+                return forked(child, hang_limit(self.budget)), note.read_text("utf-8") if note.exists() else ""
 
             code, test = Judge(attempt).verdict(tests)
-            self.done(number, code, time.monotonic() - start, test)
+            more = code == EMPTY or not imported.isdisjoint(map(recorded_name, own))
+            self.done(number, code, time.monotonic() - start, test, more)
 
         work_split(len(self.mutants), self.workers, work)
         return True
@@ -780,7 +804,7 @@ def run_fresh(file: str, code: CodeType, tests: list[str], calls: Calls, budget:
         pytest.main(pytest_arguments(arguments), plugins=[plugin])
         return plugin.code
 
-    return forked(work), note.read_text("utf-8")
+    return forked(work, hang_limit(budget)), note.read_text("utf-8")
 
 
 COLLECTION = "collection"
@@ -840,9 +864,9 @@ def run_sample(mutants: list[Mutant], budget: float, workers: int, out: Path) ->
         return
     queue = Queue()
 
-    def tried(number: int, code: int, seconds: float, test: str) -> None:
-        if code == KILLED:
-            done(waiting[number], code, seconds, test)
+    def tried(number: int, code: int, seconds: float, test: str, more: bool) -> None:
+        if code == KILLED or not more:
+            done(waiting[number], code, seconds, test if code == KILLED else "")
         else:
             queue.put(number + (STOPPED if code == SLOW else 0))
 
