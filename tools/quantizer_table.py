@@ -34,6 +34,7 @@ from halfbyte.calibration import LearningOptions, calibrate
 from halfbyte.calibration import walk as walking
 from halfbyte.calibration.sources import layer_source
 from halfbyte.checkpoints import open as open_checkpoint
+from halfbyte.conversion.quantize import model_to_round
 from halfbyte.conversion.recipe import recipe_of
 from halfbyte.evaluation import llama_cpp
 from halfbyte.evaluation.compare import paired
@@ -155,7 +156,8 @@ class Table:
         self.dense = deepcopy(self.model)
         self.norms = {n: p.detach().clone() for n, p in self.model.named_parameters() if "norm" in n}
         with open_checkpoint(path) as checkpoint:
-            self.source = layer_source(checkpoint, "cpu")
+            # Calibration for a folder walks a GGUF under the folder's names, too.
+            self.source = layer_source(model_to_round(checkpoint, recipe_of("halfbyte:int4:g128")), "cpu")
         self.path_of = {key: slot.path for key, slot in self.source.slots.items()}
 
     def in_model_order(self, key: str, q: QTensor) -> QTensor:

@@ -5,6 +5,7 @@ readers' text is not at hand (self-calibration: Williams et al. 2024, arXiv 2410
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import count
 from typing import Any
 
@@ -61,6 +62,17 @@ def _joined(parts: list[str]) -> str:
     return "\n\n".join(part for part in parts if part.strip())
 
 
+def _without_plans(device: Any) -> Any:
+    """A context without cuDNN's attention, which makes a plan for each length and number of rows:
+    50 ms a token.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
 def _together(
     model: Any, tokenizer: Any, start: list[int], ends: set[int], sequences: int, tokens: int, seed: int, at_once: int
 ) -> Iterator[str]:
@@ -88,7 +100,8 @@ def _together(
                 do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max(left[i] for i in rows),
                 eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0),
             )  # fmt: skip
-            drawn = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=drawing)
+            with _without_plans(device):
+                drawn = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=drawing)
         for i, row in zip(rows, drawn[:, len(start) :].tolist(), strict=True):
             row = row[: left[i]]
             row = row[: next((at + 1 for at, token in enumerate(row) if token in ends), len(row))]
