@@ -12,10 +12,11 @@ from tokenizers.decoders import DecodeStream
 
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.cli.demo import model_path
-from halfbyte.generation.native_tokenizer import NativeTokenizer, text_stream
+from halfbyte.generation.native_tokenizer import ChatTokenizer, NativeTokenizer, templated_tokenizer, text_stream
+from halfbyte.generation.templates import CHATML, render
 from halfbyte.gguf_models import partial_tokenizer as module
 from halfbyte.gguf_models.partial_tokenizer import BYTES, partial_tokenizer
-from halfbyte.gguf_models.tokenizer import backend_of, described, end_of_turn_ids, tokens_of
+from halfbyte.gguf_models.tokenizer import backend_of, described, end_of_turn_ids, tokenizer_of, tokens_of
 from halfbyte.numerics.transpose import native
 from support.gguf_writer import GGUF, f32
 
@@ -138,6 +139,34 @@ def test_every_text_has_the_same_ids_in_a_made_vocabulary(tmp_path, seed):
         ids = whole.encode("ab 漢 é\n").ids
         text_of = text_stream(tokenizer)
         assert "".join(map(text_of, ids)) == whole.decode(ids)
+
+
+OWN_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' and eos_token is defined %}{{ eos_token }}{% endif %}"
+    "<u1>{{ m.role }}\n{{ m.content | trim }}<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<u1>model\n{% endif %}"
+    "{{ unk_token }}{{ pad_token }}{{ enable_thinking }}{{ tools | length if tools else '' }}"
+)
+
+
+@pytest.mark.parametrize("template", [None, CHATML, "{{ messages[0].content }}"])
+@pytest.mark.parametrize("seed", range(6))
+def test_conversations_have_the_ids_of_transformers_whole_tokenizer(tmp_path, seed, template):
+    tokens, types = vocabulary(seed)
+    words = ("unknown", "padding", "seperator", "mask")[: seed % 5]
+    more = [(f"tokenizer.ggml.{word}_token_id", "uint32", tokens.index("<unk>")) for word in words]
+    more += [("tokenizer.chat_template", "string", OWN_TEMPLATE)]
+    with checkpoint_of(tmp_path, tokens, types, *more) as checkpoint:
+        (ours, ends), whole = templated_tokenizer(checkpoint), tokenizer_of(checkpoint)
+        assert isinstance(ours, ChatTokenizer)
+        assert (ours.chat_template, ours.eos_token_id) == (whole.chat_template, whole.eos_token_id)
+        assert ends == set(end_of_turn_ids(checkpoint.metadata))
+        drawn = texts(tokens, 20, seed)
+        for number, content in enumerate(drawn):
+            roles = ("system", "user", "assistant", "user")[number % 2 : 2 + number % 3]
+            messages = [{"role": role, "content": drawn[(number * 7 + i) % len(drawn)] + content} for i, role in enumerate(roles)]
+            for thinking, tools in ((None, None), (True, None), (False, [{"type": "function"}])):
+                given = {"template": template, "thinking": thinking, "tools": tools}
+                assert render(ours, messages, **given) == render(whole, messages, **given), messages
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,8 +1,9 @@
 """The tokenizer of a GGUF file or of a folder, without torch.
 
 NativeTokenizer      what `Generation` needs, by the tokenizers library alone
+ChatTokenizer        the same, and transformers' chat templates
 text_stream          tokens to text, one after another
-templated_tokenizer  transformers' own, for its chat templates
+templated_tokenizer  one that writes conversations
 tokenizer_of_folder  transformers' own, of a folder
 """
 
@@ -10,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.io.bounded_json import check_plain_files, check_token_ids, read_json
 from ..errors import CheckpointError, UnsupportedError, summary_of
+
+if TYPE_CHECKING:
+    from ..gguf_models.partial_tokenizer import PartialTokenizer
 
 NEEDED = "text needs the tokenizers library; pip install 'halfbyte[generate]'"
 TURN_ENDS = ("<end_of_turn>", "<|eot_id|>", "<|im_end|>")
@@ -66,6 +70,23 @@ class NativeTokenizer:
         return text
 
 
+class ChatTokenizer(NativeTokenizer):
+    """Of a `PartialTokenizer`: conversations become text by transformers, over the special tokens
+    alone, and text becomes tokens as in `NativeTokenizer`.
+    """
+
+    def __init__(self, partial: PartialTokenizer) -> None:
+        self.backend_tokenizer, self.end_ids = partial, partial.end_ids
+        self._templates = partial.templates()
+        self.chat_template, self.eos_token_id = self._templates.chat_template, self._templates.eos_token_id
+
+    def apply_chat_template(self, conversation: Any, *, return_dict: bool = True, **options: Any) -> Any:
+        """`input_ids` of a conversation, as transformers' method."""
+        text = self._templates.apply_chat_template(conversation, tokenize=False, **options)
+        ids = self.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        return {"input_ids": ids} if return_dict else ids
+
+
 def text_stream(tokenizer: Any) -> Callable[[int], str]:
     """A function of one token after another: the text that each completes, special tokens left
     out, "" in the middle of a character. The rule is that of `tokenizers.decoders.DecodeStream`,
@@ -90,7 +111,9 @@ def text_stream(tokenizer: Any) -> Callable[[int], str]:
 
 
 def templated_tokenizer(checkpoint: Checkpoint) -> tuple[Any, set[int]]:
-    """(transformers' tokenizer of the file or folder, the tokens that end a reply)."""
+    """(a tokenizer of the file or folder with transformers' chat templates, the tokens that end a
+    reply). Raises UnsupportedError without the packages of templates.
+    """
     try:
         import jinja2  # noqa: F401  transformers imports it when it renders
 
@@ -101,8 +124,11 @@ def templated_tokenizer(checkpoint: Checkpoint) -> tuple[Any, set[int]]:
         tokenizer = tokenizer_of_folder(checkpoint)
         turns = {tokenizer.backend_tokenizer.token_to_id(t) for t in TURN_ENDS}
         return tokenizer, ({*_end_ids(checkpoint), tokenizer.eos_token_id} | turns) - {None}
+    from ..gguf_models.partial_tokenizer import partial_tokenizer
     from ..gguf_models.tokenizer import end_of_turn_ids, tokenizer_of, tokens_of
 
+    if partial := partial_tokenizer(checkpoint.metadata):
+        return ChatTokenizer(partial), set(partial.end_ids)
     tokens = tokens_of(checkpoint.metadata)
     return tokenizer_of(checkpoint, tokens), set(end_of_turn_ids(checkpoint.metadata, tokens))
 

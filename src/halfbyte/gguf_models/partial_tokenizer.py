@@ -3,6 +3,7 @@
     tokenizer = partial_tokenizer(metadata)      None where the vocabulary is of another kind
     ids = tokenizer.encode("Once upon a time").ids
     text = tokenizer.decode(ids)
+    text = tokenizer.templates().apply_chat_template(messages, tokenize=False)
 
 The tokenizers library takes a second and 150 MB for a vocabulary of 262,144 tokens and its 514,847
 merges, and a text of some words needs a hundred of them. Every token that the library can make of a
@@ -35,7 +36,9 @@ from .tokenizer import (
     gemma_name,
     is_gemma,
     is_special,
+    settings_of,
     special_ids,
+    transformers_tokenizer,
     turn_ends,
 )
 
@@ -112,6 +115,11 @@ class PartialTokenizer:
         names = [gemma_name(token) for i, token in tokens if not (skip_special_tokens and self._left_out(i, token))]
         text: str = self._decoder.decode(names)
         return text
+
+    def templates(self) -> Any:
+        """transformers' tokenizer of the special tokens alone, which writes conversations as text."""
+        backend = self._of_text("")
+        return transformers_tokenizer(self._metadata, backend, settings_of(self._metadata, backend))
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token, None for what is none."""

@@ -78,12 +78,18 @@ def tokenizer_of(checkpoint: GGUFCheckpoint, tokens: list[str] | None = None) ->
     there is one. Raises UnsupportedError, naming what is read, for such a vocabulary without one;
     CheckpointError for missing or mistyped keys.
     """
+    return transformers_tokenizer(checkpoint.metadata, *described(checkpoint, tokens))
+
+
+def transformers_tokenizer(metadata: Metadata, backend: Tokenizer, settings: Mapping[str, Any]) -> Any:
+    """transformers' tokenizer over a `tokenizers.Tokenizer`, with its settings and the file's chat
+    template.
+    """
     from transformers import PreTrainedTokenizerFast
 
-    backend, settings = described(checkpoint, tokens)
     tokenizer = PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
     tokenizer._tokenizer = backend  # given as an argument, it would be copied: hundreds of megabytes for a large vocabulary
-    tokenizer.__init__(chat_template=checkpoint.metadata.typed("tokenizer.chat_template", "string"), **settings)
+    tokenizer.__init__(chat_template=metadata.typed("tokenizer.chat_template", "string"), **settings)
     return tokenizer
 
 
@@ -105,11 +111,16 @@ def described(checkpoint: GGUFCheckpoint, tokens: list[str] | None = None) -> tu
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             raise CheckpointError(f"[tokenizer] {beside}: {error}") from error
+    return backend, settings_of(metadata, backend)
+
+
+def settings_of(metadata: Metadata, backend: Tokenizer) -> dict[str, Any]:
+    """transformers' settings of a tokenizer: special tokens, what is added at the ends."""
     named = {
         f"{word}_token": _token(backend, i, f"tokenizer.ggml.{_SPECIAL_KEYS[word]}_token_id")
         for word, i in special_ids(metadata).items()
     }
-    return backend, {
+    return {
         "add_bos_token": adds_bos(metadata),
         "add_eos_token": adds_eos(metadata),
         "clean_up_tokenization_spaces": False,
