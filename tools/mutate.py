@@ -11,8 +11,8 @@ sources or tests while a sample runs; run long ones in a clone.
 
 1. Recording: the tests of `TESTS` run once, a process for some files of tests, and a trace notes
    which functions of the package each test calls and how long it takes, for at most `CASES` cases
-   of a test function (`build/mutation/calls/`, one file for a file of tests, used again until that
-   file of tests is another).
+   of a test function and all of a table of outcomes (`build/mutation/calls/`, one file for a file
+   of tests, used again until that file of tests is another).
 2. Functions: one process collects these tests and forks the workers. For each mutant inside a
    function a worker forks; the child gives the living functions their mutated code and runs the
    tests that call the function until one fails, different test functions first and fast ones
@@ -26,7 +26,8 @@ sources or tests while a sample runs; run long ones in a clone.
 A mutant is killed by a test that fails with it alone and passes without it, or that takes 20 times
 its time and 10 seconds more; a file that cannot be imported counts as killed. `--budget` bounds the
 processor seconds of tests against one mutant. Tests that fail or skip while recorded are not used,
-nor those that start another program, which imports the source and not the mutant.
+nor those that start another program, themselves or in a fixture: it imports the source and not the
+mutant.
 One JSON line a mutant goes to `--out`; a run continues after the mutants listed there.
 
 Left alone: docstrings and messages, annotations, raised errors, `__repr__`, the arguments of
@@ -57,7 +58,7 @@ import sys
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -92,13 +93,17 @@ KEYWORDS = {"strict", "copy", "stacklevel", "maxsize", "frozen", "slots", "exist
 """Keyword arguments whose value is left alone."""
 
 CASES = 24
-"""Cases of a parametrized test function that are recorded, evenly spread."""
+"""Cases of a parametrized test function that are recorded, evenly spread; of tables of outcomes all
+are.
+"""
 
 TOOL = 4
 """Number under which `sys.monitoring` knows the recorder."""
 
 RECORDED_SECONDS = 40
-"""Seconds after which no more tests of a file are recorded."""
+"""Seconds after which no more tests of a file are recorded; tables of outcomes have twice as
+many.
+"""
 
 OUTCOMES = "outcomes.py::"
 """What the names of tests have that keep the outcome of every case of a table."""
@@ -410,6 +415,8 @@ class Recorder:
         self.left_out: list[str] = []
         self.watch = Watch()
         self.good = True
+        self.started = False
+        self.of_programs: set[object] = set()
         self.end = time.monotonic() + RECORDED_SECONDS
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -419,16 +426,33 @@ class Recorder:
         functions: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items:
             functions[item.nodeid.split("[")[0]].append(item)
-        kept = [[c[i * len(c) // n] for n in [min(CASES, len(c))] for i in range(n)] for c in functions.values()]
+        most = len(items) if items and OUTCOMES in items[0].nodeid else CASES
+        self.end += RECORDED_SECONDS * (most > CASES)
+        kept = [[c[i * len(c) // n] for n in [min(most, len(c))] for i in range(n)] for c in functions.values()]
         items[:] = [c[0] for c in kept] + [item for c in kept for item in c[1:]]
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: object) -> Iterator[object]:
+        before, self.started = self.started, False
+        try:
+            return (yield)  # type: ignore[misc]
+        finally:
+            if self.started:
+                self.of_programs.add(fixturedef)
+            self.started |= before
+
+    def _uses_programs(self, item: pytest.Item) -> bool:
+        """Whether a test or a fixture of it started another program, in this test or before."""
+        fixtures = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+        return self.started or any(f in self.of_programs for some in fixtures for f in some)
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self.good = True
+        self.good, self.started = True, False
         start, popen = time.process_time(), subprocess.Popen.__init__
 
         def started(*args: Any, **kwargs: Any) -> None:
-            self.good = False
+            self.started = True
             popen(*args, **kwargs)
 
         subprocess.Popen.__init__ = started  # type: ignore[method-assign]
@@ -438,7 +462,7 @@ class Recorder:
         finally:
             calls = self.watch.stop()
             subprocess.Popen.__init__ = popen  # type: ignore[method-assign]
-            if self.good:
+            if self.good and not self._uses_programs(item):
                 self.tests[item.nodeid] = round(time.process_time() - start, 4), sorted(calls)
             else:
                 self.left_out.append(item.nodeid)
@@ -523,8 +547,10 @@ class Calls:
         self.slowest: dict[str, float] = {}
         self.of_function: dict[str, list[str]] = defaultdict(list)
         self.of_file: dict[str, set[str]] = defaultdict(set)
+        self.known: set[str] = set()
         for path in sorted((BUILD / "calls").glob("*.json")):
             recorded = json.loads(path.read_text(encoding="utf-8"))
+            self.known |= {*recorded["tests"], *recorded["left_out"]}
             for test, (seconds, calls) in recorded["tests"].items():
                 self.seconds[test] = seconds
                 function = test.split("[")[0]
@@ -704,11 +730,13 @@ class Judge:
             tests = [t for t in tests if t != test]
 
 
-def cases_of(tests: list[str], items: Iterable[str]) -> list[str]:
-    """All cases among `items` of the functions of some tests, in the order of the tests."""
+def other_cases(tests: list[str], items: Iterable[str], recorded: Collection[str]) -> list[str]:
+    """The cases among `items` of the functions of some tests that were not recorded, in the order
+    of the tests.
+    """
     cases: dict[str, list[str]] = {t.split("[")[0]: [] for t in tests}
     for item in items:
-        if item.split("[")[0] in cases:
+        if item.split("[")[0] in cases and item not in recorded:
             cases[item.split("[")[0]].append(item)
     return [c for some in cases.values() for c in some]
 
@@ -746,7 +774,7 @@ class FunctionMutants:
                 return
             replaced, own = changes
             tests = [t for t in self.calls.for_functions(own) if t in items]
-            tests = list(dict.fromkeys([*tests, *cases_of(tests, items)]))
+            tests = [*tests, *other_cases(tests, items, self.calls.known)]
             note = BUILD / f"running-{os.getpid()}"
 
             def attempt(tests: list[str], mutated: bool) -> tuple[int, str]:
@@ -781,7 +809,7 @@ class FreshMutant:
         items = {item.nodeid: item for item in session.items}
         chosen = [t for t in self.tests if t in items]
         if len(self.tests) > 1:  # then the cases that were not recorded
-            chosen += [c for c in cases_of(chosen, items) if c not in set(chosen)]
+            chosen += other_cases(chosen, items, self.calls.known)
         self.code = run_until_failure([items[t] for t in chosen], self.calls, self.budget, self.note)
         return True
 
@@ -829,7 +857,7 @@ def judge_fresh(mutant: Mutant, calls: Calls, budget: float) -> tuple[int, str]:
         return run_fresh(mutant.file, changed if mutated else original, tests, calls, budget)
 
     code, test = EMPTY, ""
-    for some in (tests[:FIRST], tests)[: 1 if changes else 2]:
+    for some in filter(None, (tests[:FIRST], tests[FIRST:])):
         code, test = Judge(attempt).verdict(some)
         if code == KILLED:
             break

@@ -21,7 +21,7 @@ from halfbyte.checkpoints import CheckpointWarning, Finding
 from halfbyte.checkpoints.findings import SEVERITIES
 from halfbyte.checkpoints.findings.overflow import FLOAT16_LIMIT, largest_magnitude, may_overflow_float16, peak
 from halfbyte.checkpoints.findings.weights import CHECKS
-from halfbyte.formats import codec_names, format_named
+from halfbyte.formats import Format, codec_names, format_named
 from support.random_tensors import random_tensor
 from support.safetensors_bytes import folder, gptq_weight, mlx_weight, under, write
 
@@ -177,8 +177,23 @@ def test_the_bound_holds_for_every_code_and_is_reached(word: str, seed: int):
         values = values[np.isfinite(values)]
         bound = largest_magnitude(q)
     assert values.max(initial=0.0) <= bound * (1 + 2.0**-23) or bound >= 3e38
-    if bound < FLOAT16_LIMIT:
-        assert not may_overflow_float16(q)
+    assert may_overflow_float16(q) == (bound >= FLOAT16_LIMIT)
+
+
+@pytest.mark.parametrize(("fmt", "ordinary", "large"), [(format_named("int4", 32), 1, 2**14), (format_named("mxfp4"), 127, 141)])
+@pytest.mark.parametrize("where", [0, 70_000, -1])
+def test_the_largest_scale_counts_wherever_it_is(fmt: Format, ordinary: int, large: int, where: int):
+    """Of more groups than are looked at together."""
+    shape = (75, 32_000)
+    q = random_tensor(fmt, shape, 1)
+    scales = np.full_like(q.parts["scales"], ordinary)
+    few = hb.QTensor(q.format, shape, q.parts | {"scales": scales})
+    assert scales.size > 1 << 16
+    assert largest_magnitude(few) < FLOAT16_LIMIT
+    assert not may_overflow_float16(few)
+    scales.reshape(-1)[where] = large
+    assert largest_magnitude(few) >= FLOAT16_LIMIT
+    assert may_overflow_float16(few)
 
 
 @pytest.mark.parametrize("shape", [(3, 256), (2, 3, 256)])
