@@ -81,6 +81,26 @@ def check_order(word, q, w):
         np.testing.assert_array_equal(y, want + np.float32(1))
 
 
+def check_absent_tokens():
+    """Scales and sums of tokens past the last, which the kernel for Hopper reads, are written."""
+    filled = lambda shape, dtype, device: torch.full(shape, 77, dtype=dtype, device=device)  # noqa: E731
+    for mode, span, sums in (("int8", 32, True), ("int8", 64, False), ("fp8", 64, True), ("fp8", 64, False)):
+        s = rounded.Segments(32, span, 128)
+        for m in (1, 3, 256):
+            x = torch.from_numpy(np.random.default_rng(m).standard_normal((m, 100)).astype(np.float32))
+            empty, torch.empty = torch.empty, filled
+            try:
+                absent = rounded.quantized(x, mode, s, sums, by_token=False)
+            finally:
+                torch.empty = empty
+            present = rounded.quantized(x, mode, s, sums)
+            for padded, plain in [(absent.scales, present.scales), (absent.sums, present.sums)][: 1 + sums]:
+                assert padded.shape[-1] == 256
+                assert (padded[..., m:] == 0).all()
+                assert torch.equal(padded[..., :m], plain[:m].movedim(0, -1))
+
+
+check_absent_tokens()
 for word in served() if len(sys.argv) < 2 else sys.argv[1:]:
     check(word)
     print(word, "ok", flush=True)

@@ -28,14 +28,12 @@ from ..wgmma.schedule import fused
 from ..wgmma.schedule import refusal as fused_refusal
 from ..wgmma.schedule import warming_tokens as fused_tokens
 from .product import Rounded, RoundedTile, Sizes, rounded_kernel
-from .quantize import BY_16, BY_BYTES, BY_E2M1, BY_NIBBLES, FP8, INT8, STRAIGHT, Rounding, quantize_kernel
+from .quantize import BY_16, BY_BYTES, BY_E2M1, BY_NIBBLES, FP8, INT8, STRAIGHT, WHOLE_TOKENS, Rounding, quantize_kernel
 from .wgmma import UNIT, Config, Folded, Pointers, rounded_wgmma_kernel
 
 MODES = {"int8": INT8.value, "fp8": FP8.value}
 WHOLE = UNIT.value
 """Inputs of which rounded rows are whole multiples."""
-WHOLE_TOKENS = 256
-"""Tokens of which the scales of x are whole multiples where those of a span are adjacent."""
 FEW_TOKENS = 16
 """Tokens up to which E4M3 values in 16 bits are multiplied by the kernel for few tokens."""
 SEGMENTS = (16, 32, 64, 128)
@@ -247,7 +245,7 @@ def quantized(
     m, k = x.shape
     spans, segments = s.padded // s.span, s.padded // s.segment
     q = torch.empty((m, s.padded), dtype=x.dtype if values else torch.int8, device=x.device)
-    stride = -(-m // WHOLE_TOKENS) * WHOLE_TOKENS
+    stride = -(-m // WHOLE_TOKENS.value) * WHOLE_TOKENS.value
     shapes = ((m, spans), (m, segments)) if by_token else ((spans, stride), (segments, stride))
     scales = torch.empty(shapes[0] if mode == "int8" else (stride,), dtype=torch.float32, device=x.device)
     total = torch.empty(shapes[1], dtype=torch.float32, device=x.device) if sums else scales
@@ -374,7 +372,7 @@ def _on_wgmma(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: s
         rounded.sums,
     )
     programs = min(gpu.multiprocessors(x.device), triton.cdiv(n, rows) * triton.cdiv(m, tile.tokens))
-    rest = m, n, s.padded // WHOLE, scale_groups(w), -(-m // WHOLE_TOKENS) * WHOLE_TOKENS, kernel.folded
+    rest = m, n, s.padded // WHOLE, scale_groups(w), -(-m // WHOLE_TOKENS.value) * WHOLE_TOKENS.value, kernel.folded
     with gpu.use(x.device):
         if kernel.again is not None:
             kernel.again((programs, 1, 1), (y_map, x_map, *kernel.maps, pointers), (*rest, kernel.config))

@@ -1,7 +1,8 @@
 """Activations to 8-bit codes and scales, as `numerics/activations.py` defines them, one program a
 token.
 
-Codes of inputs past k are 0. In an `order` other than STRAIGHT the inputs of each 32 are stored in
+Codes of inputs past k are 0. Where the scales of a span are adjacent, those of tokens past the last
+are 0, and so are sums, since tiles read them. In an `order` other than STRAIGHT the inputs of each 32 are stored in
 the order in which the words of fragment order meet them in wgmma's register operand (`wgmma.py`).
 """
 
@@ -21,6 +22,9 @@ BY_NIBBLES = tl.constexpr(1)
 BY_BYTES = tl.constexpr(2)
 BY_E2M1 = tl.constexpr(3)
 BY_16 = tl.constexpr(4)  # added to one of these: words of groups of 16
+
+WHOLE_TOKENS = tl.constexpr(256)
+"""Tokens of which the scales of x are whole multiples where those of a span are adjacent."""
 
 
 class Rounding(NamedTuple):
@@ -89,9 +93,16 @@ def stored_at(j, ORDER: tl.constexpr):
 
 
 @triton.jit
+def clear_absent(P, line, lines, first, stride, TOKENS: tl.constexpr):
+    """Zeros for the tokens from `first` on, at most TOKENS, in some of the `lines` of P."""
+    t = first + tl.arange(0, TOKENS)
+    tl.store(P + line[:, None] * stride + t[None, :], 0.0, mask=(line < lines)[:, None] & (t < stride)[None, :])
+
+
+@triton.jit
 def quantize_kernel(Q, SCALES, SUMS, X, k, padded, ldx, spans, segments, stride, rounding: tl.constexpr, PDL: tl.constexpr):
     """Q int8 (m, padded), SCALES float32 (m, spans) or (m,), SUMS float32 (m, segments); not
-    `by_token` SCALES (spans, m) and SUMS (segments, m), `stride` from row to row. PDL: the launch
+    `by_token` SCALES (spans, stride) or (stride,) and SUMS (segments, stride). PDL: the launch
     overlaps with the kernels before and after.
     """
     R: tl.constexpr = rounding.constants()
@@ -100,6 +111,7 @@ def quantize_kernel(Q, SCALES, SUMS, X, k, padded, ldx, spans, segments, stride,
         gdc_wait()
     EACH: tl.constexpr = R.block // R.segment
     token = tl.program_id(0).to(tl.int64)
+    clears = token == tl.num_programs(0) - 1
     if R.mode == INT8:
         SPANS: tl.constexpr = R.block // R.span
         first = tl.program_id(1) * R.block
@@ -118,10 +130,16 @@ def quantize_kernel(Q, SCALES, SUMS, X, k, padded, ldx, spans, segments, stride,
         scale = tl.where(usable, scale, tl.where(peak == 0, 0.0, float("nan")))
         s = tl.program_id(1) * SPANS + tl.arange(0, SPANS)
         tl.store(SCALES + (token * spans + s if R.by_token else s * stride + token), scale, mask=s < spans)
+        if not R.by_token:
+            if clears:
+                clear_absent(SCALES, s, spans, token + 1, stride, WHOLE_TOKENS)
         if R.sums:
             total = tl.sum(tl.reshape(q, (EACH, R.segment)), 1)
             e = tl.program_id(1) * EACH + tl.arange(0, EACH)
             tl.store(SUMS + (token * segments + e if R.by_token else e * stride + token), total.to(tl.float32), mask=e < segments)
+            if not R.by_token:
+                if clears:
+                    clear_absent(SUMS, e, segments, token + 1, stride, WHOLE_TOKENS)
         tl.store(Q + token * padded + stored_at(j, R.order), tl.reshape(q, (R.block,)).to(tl.int8), mask=j < padded)
     else:
         largest = tl.zeros((R.block,), tl.int32)
@@ -135,6 +153,9 @@ def quantize_kernel(Q, SCALES, SUMS, X, k, padded, ldx, spans, segments, stride,
         scale = (field << 23).to(tl.float32, bitcast=True)
         inverse = ((254 - field) << 23).to(tl.float32, bitcast=True)
         tl.store(SCALES + token, tl.where(finite, scale, float("nan")))
+        if not R.by_token:
+            if clears:
+                clear_absent(SCALES, tl.arange(0, 1), 1, token + 1, stride, WHOLE_TOKENS)
         for first in range(0, padded, R.block):
             j = first + tl.arange(0, R.block)
             x = tl.load(X + token * ldx + j, mask=(j < k) & finite, other=0).to(tl.float32)
@@ -145,6 +166,9 @@ def quantize_kernel(Q, SCALES, SUMS, X, k, padded, ldx, spans, segments, stride,
                 total = tl.sum(tl.reshape(e4m3_value(code), (EACH, R.segment)), 1)
                 e = first // R.segment + tl.arange(0, EACH)
                 tl.store(SUMS + (token * segments + e if R.by_token else e * stride + token), total, mask=e < segments)
+                if not R.by_token:
+                    if clears:
+                        clear_absent(SUMS, e, segments, token + 1, stride, WHOLE_TOKENS)
 
 
 @triton.jit
