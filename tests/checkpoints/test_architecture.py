@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from halfbyte.checkpoints.architecture import implied_gguf, required, required_gguf
+from halfbyte.checkpoints.architecture import implied_gguf, prefix_of, required, required_gguf
 
 MOST = 2**31 - 1
 
@@ -50,3 +50,12 @@ def test_what_one_block_of_a_gguf_has_every_block_has():
     assert needed("blk.0.attn_k.bias", "blk.0.attn_output.bias") == biases | {f"blk.{i}.attn_output.bias" for i in (0, 1)}
     assert needed("blk.0.ffn_up_exps") == {"blk.0.ffn_gate_inp", "blk.1.ffn_gate_inp"}
     assert needed("rope_factors_short") == {"rope_factors_long", "rope_factors_short"}
+
+
+def test_the_language_model_has_the_prefix_of_most_layers_wherever_it_is_listed():
+    names = [
+        f"{prefix}layers.{i}.mlp.up_proj" for prefix, count in (("draft.", 1), ("model.", 3), ("mtp.", 2)) for i in range(count)
+    ]
+    assert prefix_of(names) == prefix_of(names[::-1]) == "model."
+    assert prefix_of(["layers.0.mlp.up_proj"]) == ""
+    assert prefix_of(["model.norm", "vision_tower.layers.0.mlp.up_proj"]) is None

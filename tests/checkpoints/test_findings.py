@@ -180,6 +180,13 @@ def test_the_bound_holds_for_every_code_and_is_reached(word: str, seed: int):
     assert may_overflow_float16(q) == (bound >= FLOAT16_LIMIT)
 
 
+@pytest.mark.parametrize("scale", [np.nextafter(np.float32(65520), np.float32(0)), np.float32(65520)])
+def test_what_rounds_to_the_largest_float16_is_no_overflow(scale: np.float32):
+    q = hb.QTensor(format_named("int2", 32, scale_dtype="float32"), (1, 32), {"codes": np.full((1, 8), 0b11_10_01_00, np.uint8),
+                                                                              "scales": np.array([[scale / 2]])})  # fmt: skip
+    assert may_overflow_float16(q) == bool(np.isinf(q.dequantize("float16")).any())
+
+
 @pytest.mark.parametrize(("fmt", "ordinary", "large"), [(format_named("int4", 32), 1, 2**14), (format_named("mxfp4"), 127, 141)])
 @pytest.mark.parametrize("where", [0, 70_000, -1])
 def test_the_largest_scale_counts_wherever_it_is(fmt: Format, ordinary: int, large: int, where: int):

@@ -289,7 +289,8 @@ def test_deep_and_unknown_arrays(tmp_path):
 
 def test_bools_that_are_neither(tmp_path):
     assert "key 'k' is a bool byte of 2" in refused(write(tmp_path, GGUF(pairs=[("k", "bool", 2)])))
-    assert "key 'k' holds a bool byte of 255" in refused(write(tmp_path, GGUF(pairs=[("k", "array[bool]", [0, 255])])))
+    for byte in (2, 255):
+        assert f"key 'k' holds a bool byte of {byte}" in refused(write(tmp_path, GGUF(pairs=[("k", "array[bool]", [0, byte])])))
 
 
 def test_a_bad_value_does_not_hide_the_others(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from halfbyte.checkpoints.gguf import checkpoint as gguf_checkpoint
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.checkpoints.gguf.file import GGUFFile
+from halfbyte.checkpoints.gguf.writer import FILE_TYPES
 from halfbyte.cli.demo import model_path
 from halfbyte.errors import CheckpointError, UnsupportedError
 from halfbyte.tensor.qtensor import QTensor
@@ -389,3 +390,17 @@ def test_case_43_reading_every_tensor_holds_one_at_a_time(tmp_path):
     before, peak, one, total = (int(v) for v in run.stdout.split())
     assert 6 * one <= total <= 6.2 * one, "canonical order unpacks the 6-bit scales"
     assert peak - before < 3 * one, "one mapped, one canonical, and the next one before the last is dropped"
+
+
+def test_file_types_are_those_of_the_gguf_package():
+    import gguf
+
+    names = {
+        "ALL_F32": "F32",
+        "MOSTLY_Q3_K_M": "Q3_K",
+        "MOSTLY_Q4_K_M": "Q4_K",
+        "MOSTLY_Q5_K_M": "Q5_K",
+        "MOSTLY_MXFP4_MOE": "MXFP4",
+    }
+    theirs = {names.get(e.name, e.name.removeprefix("MOSTLY_")): e.value for e in gguf.LlamaFileType}
+    assert {name: theirs[name] for name in FILE_TYPES} == FILE_TYPES

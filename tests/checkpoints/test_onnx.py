@@ -360,6 +360,14 @@ def test_config_and_several_models_are_refused_with_a_way_on(tmp_path):
         hb.open(tmp_path)
 
 
+@pytest.mark.parametrize("axis", [0, -3])
+def test_blocks_of_a_stack_are_along_its_last_two_axes(axis, tmp_path):
+    graph = Graph()
+    graph.dequantize("w", codes("int8", (64, 4, 8)), "int8", scales((2, 4, 8)), axis=axis, block_size=32)
+    with pytest.raises(HalfbyteError, match=r"blocks along axis 0 of \[64, 4, 8\]; the last two axes are read"):
+        hb.open(graph.save(tmp_path / "m.onnx"))["w"]
+
+
 def test_a_vector_has_one_scale(tmp_path):
     for axis in ({"axis": 0}, {"axis": 0, "block_size": 32}):
         graph = Graph()

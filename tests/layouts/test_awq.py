@@ -247,6 +247,11 @@ def test_config_words_of_both_writers_are_read() -> None:
         ("awq-gemv", {"group_size": 1}, r"down\.scales has room for 32 groups; 64 inputs are 64 of 1"),
         (
             "awq-gemv",
+            {"qweight": np.zeros((64, 33), np.int32), "group_size": 8},
+            r"down\.scales has room for 32 groups; 264 inputs are 33 of 8",
+        ),
+        (
+            "awq-gemv",
             {"qzeros": np.zeros((60, 1), np.int32)},
             r"down\.qzeros has shape \[60, 1\]; wanted \[64, \*\] for 64 outputs",
         ),
@@ -349,6 +354,14 @@ def test_gemv_fast_reads_offsets_of_whole_scales_alone(dtype, suffix: str) -> No
         beside[1, 3] = -tensors["scales"][1, 3] * dtype(1 + share)
         with pytest.raises(LayoutError, match=rf"m\.{suffix}: .* of output 3, group 1 is no zero point; wanted a whole number"):
             FAST.unpack({**tensors, suffix: beside}, config, "m")
+
+
+def test_gemv_fast_has_zero_point_0_under_a_scale_of_0() -> None:
+    tensors = foreign("awq-gemv_fast", np.random.default_rng(8), 8, 64, 32)
+    tensors["scales"][1, 3] = tensors["qzeros"][1, 3] = 0
+    q = FAST.unpack(tensors, {"bits": 4, "group_size": 32})
+    assert (q.parts["scales"][3, 1], q.parts["zeros"][3, 1]) == (0, 0)
+    assert not q.dequantize()[3, 32:].any()
 
 
 def test_gemv_fast_writes_new_offsets_where_scales_have_changed() -> None:

@@ -33,6 +33,8 @@ NATIVE = {
 NEIGHBOURS = (0, 1, -1, 2, -2, 3, -3)
 """Units in the last place tried around the rounded tensor scale, nearest first."""
 
+STEP = 1 << 20
+"""Elements decoded at a time."""
 _PROBE = 64
 """Inputs of a probe: every code, in a row that all block sizes divide."""
 
@@ -86,14 +88,14 @@ def _probe(fmt: Format, there: NDArray[np.uint8], factor: NDArray[np.float32], o
     return QTensor(fmt, codes.shape, parts, origin=origin)
 
 
-def check_equal(source: QTensor, target: QTensor, checks: Checks, step: int = 1 << 20) -> None:
+def check_equal(source: QTensor, target: QTensor, checks: Checks) -> None:
     """MisfitError unless every value of `target`, decoded by its own producer, is the source's
     value rounded once.
     """
     dtype = NATIVE.get(target.origin)
     if dtype is None:
         raise MisfitError(f"{target.origin or 'the target'} has no decoder here")
-    rows = max(1, step // max(1, source.shape[-1]))
+    rows = max(1, STEP // max(1, source.shape[-1]))
     for a, b in _matrices(source, target):
         for start in range(0, a.shape[0], rows):
             stop = min(start + rows, a.shape[0])

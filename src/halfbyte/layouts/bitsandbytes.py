@@ -242,9 +242,9 @@ def _describe_int8(tensors: Mapping[str, HasHeader], name: str) -> Described:
     if "weight_format" in tensors:
         require("bitsandbytes", tensors, "weight_format", name, (U8,))
     order = tensors.get("weight_format")
-    if isinstance(order, np.ndarray) and order.size and int(order.reshape(-1)[0]) != 0:
+    if isinstance(order, np.ndarray) and order.any():
         raise UnsupportedError(
-            f"[bitsandbytes] {label(name, 'weight_format')} is {int(order.reshape(-1)[0])}, a tiled order of old GPU kernels; "
+            f"[bitsandbytes] {label(name, 'weight_format')} is {order.max()}, a tiled order of old GPU kernels; "
             "read: 0 (rows). Save the model again with a current bitsandbytes"
         )
     return Described(format_named("bnb_int8"), (n, k))

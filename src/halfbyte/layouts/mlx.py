@@ -205,8 +205,7 @@ class MLX(Layout):
 
     def unfilled(self, fmt: Format, shape: tuple[int, ...]) -> str:
         size, k = fmt.group_size, shape[-1]
-        unfilled = size != -1 and (k % size or k * fmt.bits % 32)
-        return f"rows of {k}; MLX wants whole groups of {size}" if unfilled else ""
+        return f"rows of {k}; MLX wants whole groups of {size}" if size != -1 and k % size else ""
 
     def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
         if fmt.family == "affine" and fmt.group_size not in _AFFINE_GROUPS:

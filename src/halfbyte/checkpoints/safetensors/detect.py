@@ -124,15 +124,14 @@ class Detector:
         """Readings that fit, and the problem of the layout that has a place for most of the
         tensors.
         """
-        readings, problem, most = [], None, 0
+        readings: list[Reading] = []
+        problems: list[tuple[int, HalfbyteError]] = []
         for layout in layouts:
             try:
                 readings.append(Reading(layout, params, self._describe(layout, params, module, tensors)))
             except HalfbyteError as error:
-                own = own_suffixes(layout, tensors)
-                if problem is None or len(layout.claims(own)) > most:
-                    problem, most = error, len(layout.claims(own))
-        return readings, problem
+                problems.append((len(layout.claims(own_suffixes(layout, tensors))), error))
+        return readings, max(problems, key=lambda p: p[0])[1] if problems else None
 
     def _describe(self, layout: Layout, params: Mapping[str, Any], module: str, tensors: Mapping[str, str]) -> Described:
         return self._described(layout, self._headers(layout, tensors), params, module)

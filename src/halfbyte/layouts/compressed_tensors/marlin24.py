@@ -54,8 +54,6 @@ def _strip(bits: int) -> NDArray[np.int64]:
 
 
 STRIPS = {bits: _strip(bits) for bits in INTERLEAVE}
-QUADS = np.array([(0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3)])
-"""Pairs of positions in four inputs."""
 
 
 class Marlin24(Layout):
@@ -190,12 +188,10 @@ def _usual_positions(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
     """The positions that the producer chooses for four codes [n, k/4, 4]: those of the values that
     are not 0, filled up with zeros where there are fewer than two.
     """
-    mask: NDArray[np.int64] = ((codes != 1 << (bits - 1)) << np.arange(4)).sum(-1)
-    return np.asarray(CHOICE[mask])
-
-
-CHOICE = QUADS[[5, 1, 2, 0, 5, 1, 2, 0, 5, 3, 4, 0, 5, 3, 4, 0]]
-"""Mask of the inputs that are not 0, the first the lowest bit -> two positions."""
+    there = codes != 1 << (bits - 1)
+    a, b, d = there[..., 0], there[..., 1], there[..., 3]
+    first = np.where(a, 0, np.where(b, 1, 2))
+    return np.stack([first, np.where(a & b, 1, np.where(a | b, 2 + d, 3))], axis=-1)
 
 
 def _scale_order(k: int, groups: int) -> NDArray[np.int64]:
