@@ -156,16 +156,21 @@ def test_what_each_producer_divides_a_block_with_scale_byte_0_by(policy, want):
 
 
 @pytest.mark.parametrize(("codec", "bits"), [("mxfp4", 1), ("mxfp6_e2m3", 3)])
-@pytest.mark.parametrize(("dtype", "mantissa"), [(ml_dtypes.bfloat16, 7), (np.float32, 23)], ids=["bfloat16", "float32"])
-def test_compressed_tensors_rounds_the_bits_of_the_largest_magnitude(codec, bits, dtype, mantissa):
+@pytest.mark.parametrize(
+    ("dtype", "mantissa", "bias"),
+    [(ml_dtypes.bfloat16, 7, 127), (np.float32, 23, 127), (np.float16, 10, 15)],
+    ids=["bfloat16", "float32", "float16"],
+)
+def test_compressed_tensors_rounds_the_bits_of_the_largest_magnitude(codec, bits, dtype, mantissa, bias):
     """Half a step of 1 + bits digits is added to the number's own bits, and the exponent field is
     what is left; subnormal numbers go to 0 or to the smallest normal one.
     """
     one = 1 << mantissa
     edges = [e + d for e in (0, one, 2 * one, 3 * one) for d in (0, 1, *(-(one >> s) - t for s in range(1, 6) for t in (0, 1)))]
-    patterns = np.array([*range(0, 3 * one, one // 61), *(e for e in edges if e >= 0)], np.uint16 if mantissa == 7 else np.uint32)
+    patterns = np.array([*range(0, 3 * one, one // 61), *(e for e in edges if e >= 0)], np.uint32 if mantissa == 23 else np.uint16)
     x = np.zeros((patterns.size, 32), dtype)
     x[:, 3] = patterns.view(dtype)
     field = (patterns.astype(np.int64) + (one >> (bits + 1))) >> mantissa
-    wanted = np.where(field == 0, 0, np.clip(field - 127 - 2, -127, 127) + 127)
+    zero = 127 if bias == 15 else 0  # 2^-127 is 0 in float16, in place of which 1 is stored
+    wanted = np.where(field == 0, zero, np.clip(field - bias - 2, -127, 127) + 127)
     assert quantize(x, codec, policy="compressed-tensors").parts["scales"][:, 0].tolist() == wanted.tolist()
