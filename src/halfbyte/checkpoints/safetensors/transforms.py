@@ -100,7 +100,7 @@ class Transforms:
         ]
         # A shared matrix is stored once; where modules have their own, none is shared.
         if len(shared) == 1:
-            return shared[0]
+            return shared.pop()
         raise CheckpointError(
             f"[open] {key}: config.json multiplies its {t.side} by a matrix of group {t.group!r}; tensor "
             f"{key}.{t.group}_{t.side}.weight, or one of [{size}, {size}] that it shares, is missing"

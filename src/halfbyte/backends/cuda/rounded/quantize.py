@@ -2,8 +2,9 @@
 token.
 
 Codes of inputs past k are 0. Where the scales of a span are adjacent, those of tokens past the last
-are 0, and so are sums, since tiles read them. In an `order` other than STRAIGHT the inputs of each 32 are stored in
-the order in which the words of fragment order meet them in wgmma's register operand (`wgmma.py`).
+are 0, and so are sums, since tiles read them. In an `order` other than STRAIGHT the inputs of each
+32 are stored in the order in which the words of fragment order meet them in wgmma's register
+operand (`wgmma.py`).
 """
 
 from __future__ import annotations
