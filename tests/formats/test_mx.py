@@ -167,7 +167,9 @@ def test_compressed_tensors_rounds_the_bits_of_the_largest_magnitude(codec, bits
     """
     one = 1 << mantissa
     edges = [e + d for e in (0, one, 2 * one, 3 * one) for d in (0, 1, *(-(one >> s) - t for s in range(1, 6) for t in (0, 1)))]
-    patterns = np.array([*range(0, 3 * one, one // 61), *(e for e in edges if e >= 0)], np.uint32 if mantissa == 23 else np.uint16)
+    patterns = np.array(
+        [*range(0, 3 * one, one // 61), *(e for e in edges if e >= 0)], np.uint32 if mantissa == 23 else np.uint16
+    )
     x = np.zeros((patterns.size, 32), dtype)
     x[:, 3] = patterns.view(dtype)
     field = (patterns.astype(np.int64) + (one >> (bits + 1))) >> mantissa
