@@ -12,7 +12,7 @@ sources or tests while a sample runs; run long ones in a clone.
 1. Recording: the tests of `TESTS` run once, a process for some files of tests, and a trace notes
    which functions of the package each test calls and how long it takes, for at most `CASES` cases
    of a test function and all of a table of outcomes (`build/mutation/calls/`, one file for a file
-   of tests, used again until that file of tests is another).
+   of tests, used again until that file of tests, or the recorder, is another).
 2. Functions: one process collects these tests and forks the workers. For each mutant inside a
    function a worker forks; the child gives the living functions their mutated code and runs the
    tests that call the function until one fails, different test functions first and fast ones
@@ -47,6 +47,7 @@ import gc
 import hashlib
 import importlib
 import importlib.machinery
+import inspect
 import json
 import os
 import random
@@ -488,8 +489,10 @@ def recording_of(file: Path) -> Path:
 
 
 def digest(file: Path) -> str:
-    """Of the text of a file of tests: one that changed is recorded again."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    """Of the texts of a file of tests and of the recorder: where one changed, the file is recorded
+    again.
+    """
+    return hashlib.sha256(file.read_bytes() + inspect.getsource(Recorder).encode()).hexdigest()
 
 
 def is_recorded(file: Path) -> bool:

@@ -129,6 +129,17 @@ def test_case_13_and_14_constant_and_tiny_groups(word, rule, value):
         assert error <= abs(float(v)) * 1.0001 + (2.0**-24 if word == "iq4_nl" else 0)
 
 
+@pytest.mark.parametrize("word", ["q2_K", "q4_K", "q5_K"])
+def test_values_that_are_not_below_0_have_no_minimum(word):
+    """Nor have those of groups so small beside the largest that their scale is 0."""
+    x = np.full((1, 256), 1e-3, np.float32)
+    x[0, :32] = np.linspace(0, 100, 32)
+    q = quantize(x, word, scale="extreme")
+    assert not q.parts["scales"][0, -1]
+    assert not q.parts["mins"].any()
+    assert not q.parts["super_mins"].any()
+
+
 def test_case_13_mxfp4_keeps_a_tiny_block():
     q = quantize(np.full((1, 32), 1e-30, np.float32), "mxfp4", policy="gguf")
     assert np.allclose(q.dequantize("float64"), 1.18e-30, rtol=0.01)
