@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ..errors import FormatError, HalfbyteError, LayoutError, ShapeError
 from ..layouts import LAYOUTS
 from ..numerics.error_stats import ErrorStats
+from ..numerics.row_slices import row_slices
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from ..tensor.quantize import quantize
@@ -36,6 +37,8 @@ from .targets import Goal, candidates, goal_named
 
 BLOCK = 1 << 22
 """Values requantized at a time."""
+STEP = 1 << 20
+"""Values compared at a time."""
 
 
 def convert_tensor(q: QTensor, to: str | Goal, *, lossy: bool = False, scale_dtype: str | None = None, name: str = "") -> QTensor:
@@ -267,10 +270,10 @@ def requantize(q: QTensor, fmt: Format) -> QTensor:
         if not pieces:
             return quantize(q.dequantize("float32"), fmt)
         return QTensor(fmt, q.shape, {p: np.stack([i.parts[p] for i in pieces]) for p in pieces[0].parts})
-    rows = max(1, BLOCK // max(1, q.shape[1]))
-    if fmt.global_op or fmt.grouping != "row" or q.shape[0] <= rows or q.window is not None:
+    blocks = list(row_slices(q.shape, BLOCK))
+    if fmt.global_op or fmt.grouping != "row" or len(blocks) < 2 or q.window is not None:
         return quantize(q.dequantize("float32"), fmt)
-    pieces = [quantize(q.rows(i, min(i + rows, q.shape[0])).dequantize("float32"), fmt) for i in range(0, q.shape[0], rows)]
+    pieces = [quantize(q.rows(rows.start, rows.stop).dequantize("float32"), fmt) for rows in blocks]
     return QTensor(fmt, q.shape, {p: np.concatenate([i.parts[p] for i in pieces]) for p in pieces[0].parts})
 
 
@@ -279,10 +282,8 @@ def difference(a: QTensor, b: QTensor) -> ErrorStats:
     out = ErrorStats()
     pairs = [(a, b)] if a.ndim == 2 else [(a[e], b[e]) for e in range(a.shape[0])]
     for x, y in pairs:
-        rows = max(1, (BLOCK >> 2) // max(1, x.shape[1]))
-        for start in range(0, x.shape[0], rows):
-            stop = min(start + rows, x.shape[0])
-            out.add(x.rows(start, stop).dequantize("float64"), y.rows(start, stop).dequantize("float64"))
+        for rows in row_slices(x.shape, STEP):
+            out.add(*(weight.rows(rows.start, rows.stop).dequantize("float64") for weight in (x, y)))
     return out
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..numerics.bits import pack
+from ..numerics.row_slices import row_slices
 from ..spec import Format
 from ..tensor.qtensor import QTensor
 from .codebook_edges import factor_of, scale_bytes
@@ -95,12 +96,10 @@ def check_equal(source: QTensor, target: QTensor, checks: Checks) -> None:
     dtype = NATIVE.get(target.origin)
     if dtype is None:
         raise MisfitError(f"{target.origin or 'the target'} has no decoder here")
-    rows = max(1, STEP // max(1, source.shape[-1]))
     for a, b in _matrices(source, target):
-        for start in range(0, a.shape[0], rows):
-            stop = min(start + rows, a.shape[0])
-            x = a.rows(start, stop).dequantize(dtype)
-            y = b.rows(start, stop).dequantize(dtype, "producer")
+        for rows in row_slices(a.shape, STEP):
+            x = a.rows(rows.start, rows.stop).dequantize(dtype)
+            y = b.rows(rows.start, rows.stop).dequantize(dtype, "producer")
             if not np.array_equal(x, y, equal_nan=True):
                 raise MisfitError(f"biases round, and {dtype} values differ")
     checks.add(f"every value decodes to the same {dtype}")

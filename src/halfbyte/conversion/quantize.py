@@ -23,6 +23,7 @@ from ..errors import CheckpointError, FormatError, ShapeError, plural
 from ..gguf_models.to_gguf import GGUFView, Replaced
 from ..gguf_models.view import ModelView, as_model
 from ..numerics.error_stats import ErrorStats
+from ..numerics.row_slices import row_slices
 from ..quantizers import has_search, mse
 from ..spec import Format
 from ..tensor.qtensor import QTensor
@@ -110,13 +111,16 @@ class Quantizing:
         return packed_unit(module, q, goal, record, write)
 
 
-def error_of(x: NDArray[Any], q: QTensor, block: int = 1 << 20) -> float:
+BLOCK_ELEMENTS = 1 << 20
+"""Elements decoded at a time."""
+
+
+def error_of(x: NDArray[Any], q: QTensor) -> float:
     """Relative RMS error of a packed weight against its original."""
     d = ErrorStats()
     for a, b in [(x, q)] if q.ndim == 2 else [(x[e], q[e]) for e in range(len(x))]:
-        rows = max(1, block // max(1, a.shape[1]))
-        for i in range(0, a.shape[0], rows):
-            d.add(np.asarray(a[i : i + rows]), b.rows(i, min(i + rows, a.shape[0])).dequantize("float32"))
+        for rows in row_slices(b.shape, BLOCK_ELEMENTS):
+            d.add(np.asarray(a[rows]), b.rows(rows.start, rows.stop).dequantize("float32"))
     return d.relative_rms
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ...formats.decode import scale_values
 from ...numerics.minifloat import element_table, scale_table
+from ...numerics.row_slices import row_slices
 from ...tensor.qtensor import QTensor
 
 FLOAT16_LIMIT = 65520.0
@@ -40,7 +41,8 @@ def largest_magnitude(q: QTensor) -> float:
         return math.nan
     if not q.size or q.format.scale == "nested":
         return _coarse(q) if q.size else 0.0
-    return max(_exact(q, rows) for rows in _chunks(q))
+    # A flat array of groups is one column of rows.
+    return max(_exact(q, rows) for rows in row_slices(_rows(q), CHUNK))
 
 
 def may_overflow_float16(q: QTensor) -> bool:
@@ -107,13 +109,6 @@ def peak(array: NDArray[Any]) -> float:
     mask = unsigned.type((1 << (8 * array.dtype.itemsize - 1)) - 1)
     top = max(int((bits[i : i + CHUNK] & mask).max()) for i in range(0, bits.size, CHUNK))
     return float(np.array([top], unsigned).view(array.dtype)[0])
-
-
-def _chunks(q: QTensor) -> list[slice]:
-    """Ranges of rows of groups; a flat array of groups is one column of rows."""
-    rows, width = _rows(q)
-    step = max(1, CHUNK // max(1, width))
-    return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
 
 
 def _rows(q: QTensor) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ...errors import FormatError
 from ...numerics.minifloat import element_table
+from ...numerics.row_slices import row_slices
 from ...spec import Format
 from ..rounding.policy import one_of
 from .types import check_blocks
@@ -187,7 +188,7 @@ def in_chunks(
     """
     check_blocks(fmt.name, x.shape[-1], block)
     *lead, k = x.shape
-    rows, step = x.reshape(-1, k), max(1, _CHUNK // k)
+    rows = x.reshape(-1, k)
     with np.errstate(over="ignore", invalid="ignore"):  # a span beyond float32 is infinite, and `to_float16` refuses it
-        pieces = [encode(rows[i : i + step].astype(np.float32, order="C")) for i in range(0, len(rows), step)]
+        pieces = [encode(rows[some].astype(np.float32, order="C")) for some in row_slices(rows.shape, _CHUNK)]
     return {p: np.concatenate([piece[p] for piece in pieces]).reshape(*lead, -1) for p in pieces[0]}

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...numerics.row_slices import row_slices
 from ...spec import Format
 
 BLOCK_ELEMENTS = 1 << 20
@@ -39,8 +40,7 @@ def _fill(x: NDArray[Any], axis: int, size: int) -> NDArray[Any]:
 
 def row_blocks(n: int, k: int) -> Iterator[slice]:
     """Slices of n rows of k elements, `BLOCK_ELEMENTS` or one row each."""
-    step = max(1, BLOCK_ELEMENTS // max(1, k))
-    return (slice(i, i + step) for i in range(0, n, step))
+    return row_slices((n, k), BLOCK_ELEMENTS)
 
 
 def grouped(x: NDArray[Any], fmt: Format) -> NDArray[Any]:
