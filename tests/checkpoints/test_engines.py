@@ -16,7 +16,19 @@ import pytest
 import halfbyte as hb
 from halfbyte.checkpoints import engines
 from halfbyte.checkpoints.base import TensorInfo
-from halfbyte.checkpoints.engines import ENGINES, OBSERVED, READS, RULES, TARGETS, VERDICTS, Rule, parse_engine, predictions
+from halfbyte.checkpoints.engines import (
+    ENGINES,
+    MLX_RUN,
+    MLX_TYPES,
+    OBSERVED,
+    READS,
+    RULES,
+    TARGETS,
+    VERDICTS,
+    Rule,
+    parse_engine,
+    predictions,
+)
 from halfbyte.cli import main
 from halfbyte.errors import CheckpointError
 from halfbyte.formats import format_named
@@ -247,7 +259,7 @@ def test_the_rules_are_consistent():
         assert rule.engine in ENGINES
         assert rule.verdict in VERDICTS[:2]
         assert set(rule.formats) <= set(READS[rule.engine])
-        assert rule.report.startswith("https://github.com/") or rule.report == OBSERVED
+        assert rule.report.startswith("https://github.com/") or rule.report in (OBSERVED, MLX_RUN)
         assert rule.since < rule.before
         assert rule.to in ("", *targets)
     assert set(TARGETS.values()) <= targets
@@ -495,6 +507,65 @@ def test_mlx_lm_and_the_kinds_of_layers(config, reason):
     assert (reason or "no known restriction") in found[0].reason
     refusals = ("fewer layers", "looks for the first layer")
     assert found[0].verdict == ("fine" if not reason else "refused" if reason in refusals else "wrong")
+
+
+PHI = {"model_type": "phi3", "max_position_embeddings": 64, "original_max_position_embeddings": 8}
+LONG = {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [1.0, 2.0]}
+USUAL = 2**0.5
+"""sqrt(1 + log(64 / 8) / log(8))"""
+ONES = {f"{name}_multiplier": 1.0 for name in ("attention_out", "embedding", "lm_head", "ssm_in", "ssm_out")}
+FALCON = {"model_type": "falcon_h1", "mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5, **ONES}
+JAMBA = {"model_type": "jamba", "num_experts": 4, "expert_layer_period": 2, "expert_layer_offset": 1}
+OTHERWISE = [
+    ({**PHI, "rope_scaling": LONG}, ""), ({**PHI, "rope_scaling": None}, ""),
+    ({**PHI, "rope_scaling": {**LONG, "attention_factor": USUAL}}, ""),
+    ({**PHI, "rope_scaling": {**LONG, "attention_factor": 1.25}}, "takes long_factor for prompts of any length"),
+    ({**PHI, "rope_scaling": {**LONG, "long_factor": [1.0, 3.0]}}, "takes long_factor for prompts of any length"),
+    ({**PHI, "model_type": "phimoe", "rope_scaling": {**LONG, "short_mscale": 1.0, "long_mscale": 1.5}}, "takes long_factor"),
+    ({"model_type": "glm"}, "rotates whole heads"), ({"model_type": "glm", "partial_rotary_factor": 1.0}, ""),
+    ({"model_type": "glm", "rope_parameters": {"partial_rotary_factor": 1.0}}, ""), ({"model_type": "glm4"}, ""),
+    (FALCON, ""), ({**FALCON, "mamba_rms_norm": True, "mamba_n_groups": 1}, ""),
+    ({**FALCON, "mamba_rms_norm": True, "mamba_n_groups": 2}, "groups of this model type as one"),
+    ({**FALCON, "mamba_n_groups": 2}, ""), ({**FALCON, "key_multiplier": 0.5}, "key_multiplier of this model type in part"),
+    *(({k: v for k, v in FALCON.items() if k != missing}, "other multipliers than 1") for missing in FALCON if "mult" in missing),
+    ({**JAMBA, "num_experts_per_tok": 2}, "experts' scores"), ({**JAMBA, "num_experts_per_tok": 4}, ""),
+    ({**JAMBA, "num_experts_per_tok": 4, "expert_layer_period": 3}, "looks for this model type's experts in layers"),
+    ({"model_type": "bloom"}, "has no model of this type"), ({"model_type": "bloom", "model_file": "own.py"}, ""),
+]  # fmt: skip
+"""Configurations, and why mlx-lm's logits are others or none; "" where they are the same. That they
+are is seen in test_gguf_to_mlx_lm.py.
+"""
+
+
+@pytest.mark.parametrize(("config", "reason"), OTHERWISE)
+def test_mlx_lm_and_models_that_it_computes_otherwise(config, reason):
+    found = predictions(Stub("mlx", bits="affine4:g64", json=config), "mlx")
+    assert (reason or "no known restriction") in found[0].reason
+    refused = ("looks for", "has no model")
+    assert found[0].verdict == ("fine" if not reason else "refused" if reason.startswith(refused) else "wrong")
+
+
+def test_mlx_lm_and_tensors_of_two_model_types():
+    ernie, falcon = {"model_type": "ernie4_5_moe"}, FALCON
+    bias = TensorInfo("model.layers.1.mlp.gate.moe_statics.e_score_correction_bias", "dense", "", None, (1, 4), "float32", 16, ())
+    taps = TensorInfo("model.layers.0.mamba.conv1d.weight", "dense", "", None, (8, 1, 4), "float32", 128, ())
+    for config, tensor, kind, want in ((ernie, bias, "dense", "wrong"), (ernie, taps, "dense", "fine"),
+                                       (falcon, taps, "mlx", "refused"), (falcon, taps, "dense", "fine"),
+                                       (falcon, replace(taps, shape=(8, 4, 1)), "mlx", "fine")):  # fmt: skip
+        checkpoint = Stub(kind, bits="affine4:g64" if kind == "mlx" else "", json=config)
+        infos = [checkpoint.weight, tensor]
+        checkpoint.infos = lambda infos=infos: infos
+        assert predictions(checkpoint, "mlx")[0].verdict == want, (config, tensor)
+
+
+@pytest.mark.ecosystem("mlx")
+def test_the_model_types_of_mlx_lm():
+    import mlx_lm.models
+    import mlx_lm.utils
+
+    files = [p for folder in mlx_lm.models.__path__ for p in Path(folder).glob("*.py")]
+    models = {p.stem for p in files if re.search(r"^class ModelArgs\b|import .*\bModelArgs\b", p.read_text("utf-8"), re.M)}
+    assert models | set(mlx_lm.utils.MODEL_REMAPPING) == MLX_TYPES
 
 
 YARN = {"factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}

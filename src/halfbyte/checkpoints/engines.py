@@ -14,6 +14,7 @@ More than 800 lines: one table of rules, each beside its condition.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -67,6 +68,8 @@ UNREAD_REPORTS = {
 """Engine -> the public report of kinds that it does not read."""
 OBSERVED = "benchmarks/engines.md"
 """In place of a public report: what the engine did with a file."""
+MLX_RUN = "benchmarks/gguf.md"
+"""As `OBSERVED`, of folders that a GGUF of each architecture becomes."""
 LEFT_RANDOM = {("transformers", "halfbyte"), ("transformers", "onnx")}
 """Engine and a kind that it loads without the packed weights, whose layers stay random."""
 
@@ -343,6 +346,24 @@ MLX_LAYERS = {
 """Model types -> kinds of layer of which mlx-lm looks for the first, in `layer_types`."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Keys of config.json with a mixture's number of experts."""
+MLX_TYPES = frozenset({
+    "Klear", "afm7", "afmoe", "apertus", "baichuan_m1", "bailing_hybrid", "bailing_moe", "bailing_moe_linear",
+    "bailing_moe_v3", "bitnet", "cohere", "cohere2", "dbrx", "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32",
+    "deepseek_v41", "deepseek_v41_text", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "exaone_moe",
+    "falcon_h1", "falcon_mamba", "gear", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma4", "gemma4_text",
+    "gemma4_unified", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_neox",
+    "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "helium", "hunyuan", "hunyuan_v1_dense", "internlm2",
+    "internlm3", "iquestcoder", "iquestloopcoder", "jamba", "joyai_llm_flash", "kimi_k2", "kimi_k25", "kimi_k3",
+    "kimi_linear", "kimi_vl", "laguna", "lfm2", "lfm2-vl", "lfm2_moe", "lille-130m", "llama", "llama4", "llama4_text",
+    "llava", "longcat_flash", "longcat_flash_ngram", "mamba", "mamba2", "mellum", "mimo", "mimo_v2_flash", "minicpm",
+    "minicpm3", "minimax", "minimax_m2", "minimax_m3_vl", "ministral3", "mistral", "mistral3", "mistral4", "mixtral",
+    "muse_glimmer", "muse_spark", "nanbeige", "nanochat", "nemotron", "nemotron-nas", "nemotron_h", "olmo", "olmo2",
+    "olmo3", "olmo_hybrid", "olmoe", "openelm", "phi", "phi-msft", "phi3", "phi3small", "phimoe", "phixtral", "pixtral",
+    "plamo", "plamo2", "plamo3", "prism_hadamard_qwen35", "qwen", "qwen2", "qwen2_5_vl", "qwen2_moe", "qwen2_vl", "qwen3",
+    "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl", "qwen3_vl_moe", "recurrent_gemma", "rwkv7", "seed_oss",
+    "smollm3", "solar_open", "spark2_5", "stablelm", "starcoder2", "step3p5", "talkie", "telechat3", "xverse", "youtu_llm",
+})  # fmt: skip
+"""Model types of mlx-lm 0.32.2, with those that it takes for another."""
 MLX_STACKS = frozenset({
     "gemma4", "gemma4_text", "gemma4_unified", "llama4", "llama4_text", "minimax_m3_vl", "mistral4", "muse_spark", "qwen3_5_moe",
     "qwen3_vl_moe",
@@ -484,6 +505,85 @@ def _untruncated(f: Facts) -> bool:
     """YaRN whose range of dimensions is not rounded to whole ones."""
     rope = _rotation(f)
     return (rope.get("rope_type") or rope.get("type")) == "yarn" and rope.get("truncate") is False
+
+
+def _not_in_mlx(f: Facts) -> bool:
+    kind = f.checkpoint.config.get("model_type")
+    return isinstance(kind, str) and kind not in MLX_TYPES and f.checkpoint.config.get("model_file") is None
+
+
+def _one_set_of_factors(f: Facts) -> bool:
+    """A rotation of two sets of factors, of which mlx-lm takes one, or with an attention factor
+    that is not sqrt(1 + log(m / o) / log(o)) for m and o tokens at most and before it.
+    """
+    config, rope = text_config(f.checkpoint.config), _rotation(f)
+    if (rope.get("rope_type") or rope.get("type")) not in ("longrope", "su"):
+        return False
+    before = "original_max_position_embeddings"
+    sizes = _sizes({before: rope.get(before) or config.get(before), "all": config.get("max_position_embeddings")}, before, "all")
+    stated = rope.get("attention_factor")
+    if sizes is not None and sizes[0] > 1 and stated is not None:
+        usual = math.sqrt(1 + math.log(max(sizes[1] / sizes[0], 1)) / math.log(sizes[0]))
+        if not math.isclose(float(stated), usual, rel_tol=1e-6):
+            return True
+    return any(rope.get(f"short_{name}") != rope.get(f"long_{name}") for name in ("factor", "mscale"))
+
+
+def _half_rotated(f: Facts) -> bool:
+    """A GLM 4, half of whose heads are rotated unless it says otherwise."""
+    config = f.checkpoint.config
+    part = config.get("partial_rotary_factor", _rotation(f).get("partial_rotary_factor", 0.5))
+    return bool(config.get("model_type") == "glm" and part != 1)
+
+
+def _router_bias(f: Facts) -> bool:
+    """An ERNIE whose router has a bias."""
+    mixture = f.checkpoint.config.get("model_type") == "ernie4_5_moe"
+    return mixture and any(i.key.endswith("e_score_correction_bias") for i in f.checkpoint.infos())
+
+
+def _normed_groups(f: Facts) -> bool:
+    """A Falcon-H1 with a norm of several groups."""
+    config = f.checkpoint.config
+    groups = config.get("mamba_n_groups", 1)
+    normed = config.get("model_type") == "falcon_h1" and bool(config.get("mamba_rms_norm"))
+    return normed and isinstance(groups, int) and groups > 1
+
+
+FALCON_H1 = ("attention_out", "embedding", "lm_head", "ssm_in", "ssm_out")
+"""What mlx-lm multiplies weights of a Falcon-H1 with: NAME_multiplier, by default that of one model."""
+
+
+def _multipliers(f: Facts) -> bool:
+    """A Falcon-H1 without one of its multipliers, or with one that mlx-lm leaves out."""
+    config = f.checkpoint.config
+    names = {*(f"{name}_multiplier" for name in FALCON_H1), "mlp_multipliers", "ssm_multipliers"}
+    left_out = any(config.get(f"{name}_multiplier", 1) != 1 for name in ("attention_in", "key"))
+    return config.get("model_type") == "falcon_h1" and (left_out or not names <= set(config))
+
+
+def _packed_multiplied(f: Facts) -> bool:
+    """A Falcon-H1 whose convolutions [channels, 1, taps] are those of transformers."""
+    if f.checkpoint.config.get("model_type") != "falcon_h1":
+        return False
+    shapes = [i.shape for i in f.checkpoint.infos() if i.key.endswith("mamba.conv1d.weight")]
+    return any(len(shape) == 3 and shape[2] > shape[1] for shape in shapes)
+
+
+def _jamba(f: Facts, *keys: str) -> list[int] | None:
+    return _sizes(f.checkpoint.config, *keys) if f.checkpoint.config.get("model_type") == "jamba" else None
+
+
+def _scores_of_all(f: Facts) -> bool:
+    """A Jamba, whose chosen experts' scores do not sum to 1."""
+    sizes = _jamba(f, "num_experts", "num_experts_per_tok")
+    return sizes is not None and sizes[0] > sizes[1]
+
+
+def _other_expert_layers(f: Facts) -> bool:
+    """A Jamba whose layers i with (i - offset) % period = 0 are not those with (i + offset)."""
+    sizes = _jamba(f, "num_experts", "expert_layer_offset", "expert_layer_period")
+    return sizes is not None and sizes[0] > 1 and 2 * sizes[1] % sizes[2] != 0
 
 
 VLLM_YARN = frozenset({"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"})
@@ -888,6 +988,31 @@ RULES: tuple[Rule, ...] = (
     Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), WRONG,
          "mlx-lm does not read truncate false of YaRN: the range of dimensions that are stretched in part is rounded",
          OBSERVED, _untruncated, whole=True),
+    Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), REFUSED, "mlx-lm 0.32 has no model of this type", MLX_RUN, _not_in_mlx,
+         whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+         "mlx-lm's longrope takes long_factor for prompts of any length, and an attention factor of its own", MLX_RUN,
+         _one_set_of_factors, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+         "mlx-lm rotates whole heads of this model type, of which partial_rotary_factor rotates a part", MLX_RUN,
+         _half_rotated, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+         "mlx-lm chooses this model type's experts without the router's bias (e_score_correction_bias)", MLX_RUN,
+         _router_bias, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+         "mlx-lm norms the mamba_n_groups groups of this model type as one", MLX_RUN, _normed_groups, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+         "mlx-lm has other multipliers than 1 where config.json has none, and applies attention_in_multiplier and "
+         "key_multiplier of this model type in part", MLX_RUN, _multipliers, whole=True),
+    Rule("mlx", ("mlx", "awq"), REFUSED,
+         "mlx-lm multiplies packed words of this model type where mamba.conv1d.weight is [channels, 1, taps]", MLX_RUN,
+         _packed_multiplied, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+         "mlx-lm makes the chosen experts' scores of this model type sum to 1, which those of all experts do", MLX_RUN,
+         _scores_of_all, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         "mlx-lm looks for this model type's experts in layers i with (i + expert_layer_offset) % expert_layer_period = 0",
+         MLX_RUN, _other_expert_layers, whole=True),
     Rule("llama.cpp", ("gguf",), REFUSED,
          "llama.cpp takes the query of this architecture as wide as the embedding, whatever attention.key_length is",
          OBSERVED, _other_query_width, whole=True),

@@ -68,6 +68,14 @@ def _exaone_moe(config: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _falcon_h1(config: Config) -> dict[str, Any]:
+    """A GGUF has the multipliers in its weights; engines have other defaults than 1."""
+    one = ("embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")
+    many = {"mlp_multipliers": 2, "ssm_multipliers": 5}
+    plain = {f"{name}_multiplier": 1.0 for name in one} | {name: [1.0] * count for name, count in many.items()}
+    return {name: config.get(name) or value for name, value in plain.items()}
+
+
 def _kimi_linear(config: Config) -> dict[str, Any]:
     """Layers are counted from 1."""
     kinds = config["layer_types"]
@@ -118,6 +126,7 @@ _FIELDS: dict[str, Callable[[Config], dict[str, Any]]] = {
         "sliding_window_pattern": "LLLG" if config.get("sliding_window") else None, "rope_scaling": config.get("rope_scaling"),
     },
     "exaone_moe": _exaone_moe,
+    "falcon_h1": _falcon_h1,
     "falcon_mamba": lambda config: {"use_bias": False, "use_conv_bias": True},
     "glm4_moe": lambda config: {"rope_scaling": config.get("rope_scaling")},
     "glm_moe_dsa": _routing,

@@ -603,7 +603,7 @@ def with_older_names(config: Mapping[str, Any]) -> dict[str, Any]:
     if str(config.get("model_type", "")).startswith("qwen3") and config.get("num_local_experts"):
         older["num_experts"] = config["num_local_experts"]
     named = {**config, **{k: v for k, v in older.items() if config.get(k) is None}}
-    return {**published(named), **named}
+    return {**named, **{k: v for k, v in published(named).items() if config.get(k) is None}}
 
 
 def _shortest(value: Any) -> Any:
