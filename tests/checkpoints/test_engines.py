@@ -813,7 +813,7 @@ def test_a_base_of_the_rotation_that_is_mlx_lms_default_may_stay_unread(kinds, b
     for kind in kinds:
         for theta, want in ((base, "fine"), (base - 1, "wrong"), (base + 1, "wrong")):
             checkpoint = Stub("mlx", bits="affine4:g64")
-            checkpoint.config = {"model_type": kind, "rope_parameters": {"rope_theta": theta}}
+            checkpoint.config = {"model_type": kind, "rope_parameters": {"rope_theta": theta, "partial_rotary_factor": 1.0}}
             assert predictions(checkpoint, "mlx")[0].verdict == want, (kind, theta)
 
 

@@ -53,6 +53,20 @@ def test_a_text_that_ends_first_does_not_disturb_the_others(loaded):
     assert batch.texts[1].tokens == free.tokens
 
 
+def test_a_stop_text_ends_each_text_as_it_does_alone(loaded):
+    _, model, tokenizer = loaded
+    free = Generation(model, tokenizer, PROMPTS[1], max_tokens=6)
+    list(free)
+    for stop in ([free.text[3:6]], [free.text[-2:], "no such text"], ["no such text"]):
+        batch = BatchGeneration(model, tokenizer, PROMPTS, max_tokens=6, stop=stop)
+        list(batch)
+        for prompt, text in zip(PROMPTS, batch.texts, strict=True):
+            alone = Generation(model, tokenizer, prompt, max_tokens=6, stop=stop)
+            list(alone)
+            assert (text.text, text.stopped, text.tokens) == (alone.text, alone.stopped, alone.tokens)
+        assert (batch.texts[1].stopped == "stop") == (stop != ["no such text"])
+
+
 def test_the_longest_text_the_model_takes(loaded):
     _, model, tokenizer = loaded
     batch = BatchGeneration(model, tokenizer, [[1] * 62, [1, 7]], max_tokens=5)

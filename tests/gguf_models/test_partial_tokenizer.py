@@ -12,7 +12,8 @@ from tokenizers.decoders import DecodeStream
 
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.cli.demo import model_path
-from halfbyte.generation.native_tokenizer import ChatTokenizer, NativeTokenizer, templated_tokenizer, text_stream
+from halfbyte.generation.native_tokenizer import ChatTokenizer, NativeTokenizer, templated_tokenizer
+from halfbyte.generation.streams import TextStream
 from halfbyte.generation.templates import CHATML, render
 from halfbyte.gguf_models import partial_tokenizer as module
 from halfbyte.gguf_models.partial_tokenizer import BYTES, partial_tokenizer
@@ -45,7 +46,7 @@ def texts(tokens: list[str], count: int, seed: int) -> list[str]:
 
 
 def stream_of(backend):
-    return text_stream(SimpleNamespace(backend_tokenizer=backend))
+    return TextStream(SimpleNamespace(backend_tokenizer=backend))
 
 
 def streamed(step, ids: list[int]) -> list[str] | None:
@@ -137,7 +138,7 @@ def test_every_text_has_the_same_ids_in_a_made_vocabulary(tmp_path, seed):
         assert tokenizer.eos_token_id == whole.token_to_id("<eos>")
         assert tokenizer.end_ids == partial.end_ids == end_of_turn_ids(checkpoint.metadata)
         ids = whole.encode("ab 漢 é\n").ids
-        text_of = text_stream(tokenizer)
+        text_of = TextStream(tokenizer)
         assert "".join(map(text_of, ids)) == whole.decode(ids)
 
 

@@ -169,7 +169,7 @@ def test_a_prompt_and_its_answer_fit_the_context(characters, wanted, message):
 
 WRONG = {
     "temperature": ["hot", -1, 9, True], "top_p": [2], "max_tokens": [0, 1.5, 65], "n": [2], "seed": [-1], "stream": ["yes"],
-    "stop": [3, ["a"] * 17, [1]], "tools": ["a", ["a"], [{"type": "function"}]],
+    "stop": [3, ["a"] * 17, [1], "", ["a", ""]], "tools": ["a", ["a"], [{"type": "function"}]],
     "chat_template_kwargs": ["a", {"chat_template": "x"}, {"thinking": [1]}],
     "messages": ["hi", {"role": "user"}, 3],
 }  # fmt: skip

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import UnsupportedError
 from .drawing import MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
 from .engine import ActivationsOption, Engine, EngineOption, text_model
 from .opening import AllowUnknown, ConfigOption
@@ -43,8 +42,6 @@ def generate(
     from ..generation.single import Generation, Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed, min_p, repeat_penalty)
-    if len(prompt) > 1 and stop:
-        raise UnsupportedError("[generate] --stop with several prompts; give one prompt a run")
     loaded = text_model(
         path,
         "generate",
@@ -63,7 +60,7 @@ def generate(
     if len(texts) > 1:
         from ..generation.batch import BatchGeneration
 
-        batch = BatchGeneration(model, tokenizer, texts, max_tokens=max_tokens, sampling=sampling)
+        batch = BatchGeneration(model, tokenizer, texts, max_tokens=max_tokens, sampling=sampling, stop=stop or ())
         _several(batch, texts, facts, size, ready_s, json)
         return 0
     generation = Generation(model, tokenizer, texts[0], max_tokens=max_tokens, sampling=sampling, stop=stop or ())

@@ -12,16 +12,15 @@ one ends; their further tokens are ignored.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .native_tokenizer import text_stream
 from .single import Generation, GenerationError, Piece, Sampling, choose, prompt_chunk, runner_of
 
 
 class BatchGeneration:
     """Iterates over (index of the prompt, piece). Arguments as for `Generation`, without
-    `stop_ids` and `stop`; every text samples as in a single run.
+    `stop_ids`; every text samples as in a single run.
 
     texts  a `Generation` for each prompt, with tokens, text and reason for stopping
     """
@@ -34,10 +33,12 @@ class BatchGeneration:
         *,
         max_tokens: int = 128,
         sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
     ) -> None:
         if not prompts:
             raise GenerationError("[generate] no prompts; give one or more")
-        self.texts = [Generation(model, tokenizer, p, max_tokens=max_tokens, sampling=sampling) for p in prompts]
+        options: dict[str, Any] = {"max_tokens": max_tokens, "sampling": sampling, "stop": stop}
+        self.texts = [Generation(model, tokenizer, p, **options) for p in prompts]
         self.model, self.tokenizer, self.max_tokens = model, tokenizer, max_tokens
 
     def __iter__(self) -> Iterator[tuple[int, Piece]]:
@@ -56,7 +57,6 @@ class BatchGeneration:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         name = cache_name(self.model)
         random = [t.sampling.random() for t in self.texts]
-        streams = [text_stream(self.tokenizer) for _ in self.texts]
         state: Any = None
         chunk = prompt_chunk(longest, runner_of(self.model).stores_scores)
         for step in range(self.max_tokens):
@@ -89,19 +89,20 @@ class BatchGeneration:
                     text.prompt_seconds, text.decode_seconds = (
                         (seconds, 0.0) if step == 0 else (text.prompt_seconds, text.decode_seconds + seconds)
                     )
-                    yield from ((row, piece) for piece in self._take(text, token, streams[row]))
+                    yield from ((row, piece) for piece in self._take(text, token))
             ids = torch.tensor(tokens, device=device)[:, None]
             mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
             positions = positions[:, -1:] + 1
         for row, text in enumerate(self.texts):
             yield from ((row, piece) for piece in text.finish())
 
-    def _take(self, text: Generation, token: int, text_of: Callable[[int], str]) -> list[Piece]:
+    def _take(self, text: Generation, token: int) -> list[Piece]:
         """Appends a token to a text; the piece it adds, none where the token ends the text."""
         text.tokens.append(token)
         if token in text.stop_ids:
             text.stopped = "eos"
             return []
-        words = text_of(token)
+        words = text.until(text.text_of(token))
         text.text += words
+        text.stopped = "stop" if text.until.stopped else ""
         return [Piece(token, words)]

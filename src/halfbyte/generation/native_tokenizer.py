@@ -2,14 +2,13 @@
 
 NativeTokenizer      what `Generation` needs, by the tokenizers library alone
 ChatTokenizer        the same, and transformers' chat templates
-text_stream          tokens to text, one after another
 templated_tokenizer  one that writes conversations
 tokenizer_of_folder  transformers' own, of a folder
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,29 +84,6 @@ class ChatTokenizer(NativeTokenizer):
         text = self._templates.apply_chat_template(conversation, tokenize=False, **options)
         ids = self.backend_tokenizer.encode(text, add_special_tokens=False).ids
         return {"input_ids": ids} if return_dict else ids
-
-
-def text_stream(tokenizer: Any) -> Callable[[int], str]:
-    """A function of one token after another: the text that each completes, special tokens left
-    out, "" in the middle of a character. The rule is that of `tokenizers.decoders.DecodeStream`,
-    which fails where a byte that begins no character follows bytes whose character was given: it
-    makes none of them valid. Here the text goes on after what was given.
-    """
-    backend = tokenizer.backend_tokenizer
-    given: list[int] = []
-    kept: list[int] = []
-
-    def step(token: int) -> str:
-        nonlocal given, kept
-        kept.append(token)
-        before, text = backend.decode(given), backend.decode(given + kept)
-        added = text[len(before) :] if text.startswith(before) else backend.decode(kept)
-        if not added or added.endswith("\ufffd"):
-            return ""
-        given, kept = kept, []
-        return str(added)
-
-    return step
 
 
 def templated_tokenizer(checkpoint: Checkpoint) -> tuple[Any, set[int]]:

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from ..errors import HalfbyteError, plural
 from .native_model import NativeModel
-from .native_tokenizer import TURN_ENDS, text_stream
+from .native_tokenizer import TURN_ENDS
+from .streams import StopTexts, TextStream
 from .templates import token_ids
 
 STORED_SCORES = 1 << 21
@@ -128,7 +129,7 @@ class Generation:
     prompt      text, tokenized with what the tokenizer adds (bos), or token ids as they are
     max_tokens  most new tokens
     stop_ids    tokens that end the text; None takes `end_tokens`
-    stop        texts that end it; they and what follows are left out
+    stop        texts that end it; they and what follows are left out (`StopTexts`)
     session     what the same model computed for an earlier text: tokens that both texts begin with
                 are not computed again
 
@@ -167,6 +168,7 @@ class Generation:
         self.stop = tuple(stop)
         if not all(self.stop):
             raise GenerationError("[generate] an empty stop text; give one or more characters")
+        self.text_of, self.until = TextStream(tokenizer), StopTexts(self.stop)
         self.session: Any = None
         self._earlier = session
         self.tokens: list[int] = []
@@ -183,8 +185,6 @@ class Generation:
 
     def __iter__(self) -> Iterator[Piece]:
         random = self.sampling.random()
-        text_of = text_stream(self.tokenizer)
-        unsent = ""  # text that may be the beginning of a stop text
         runner = runner_of(self.model)
         session, first = resumed(self._earlier, self.prompt_ids)
         self.session = self._earlier = None
@@ -211,13 +211,10 @@ class Generation:
             if token in self.stop_ids:
                 self.stopped = "eos"
                 break
-            unsent += text_of(token)
-            cut = min((i for s in self.stop if (i := unsent.find(s)) >= 0), default=None)
-            ready = unsent[:cut] if cut is not None else unsent[: len(unsent) - partial_stop(unsent, self.stop)]
-            unsent = unsent[len(ready) :]
+            ready = self.until(self.text_of(token))
             self.text += ready
             yield Piece(token, ready)
-            if cut is not None:
+            if self.until.stopped:
                 self.stopped = "stop"
                 return
             pending = [[token]]
@@ -227,13 +224,11 @@ class Generation:
         """The text that the streaming decoder has kept at the end: bytes of an incomplete
         character, or of a last token. `stopped` is "length" where no other reason is known.
         """
-        self.stopped = self.stopped or "length"
-        whole = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
-        if not whole.startswith(self.text):  # bytes that are no character, after one that was given
-            whole = "".join(map(text_stream(self.tokenizer), self.tokens))
-        if len(whole) > len(self.text) and whole.startswith(self.text):
-            yield Piece(self.tokens[-1], whole[len(self.text) :])
-            self.text = whole
+        rest = self.until(self.text_of.rest())
+        self.stopped = "stop" if self.until.stopped else self.stopped or "length"
+        if rest := rest + self.until.rest():
+            self.text += rest
+            yield Piece(self.tokens[-1], rest)
 
 
 @dataclass(frozen=True)
@@ -299,11 +294,6 @@ def check_continues(operation: str, model: Any) -> None:
             f"[{operation}] a {type(model).__name__} makes vectors of a text, it does not continue it; use "
             "load_model(path)[0](input_ids=...).last_hidden_state"
         )
-
-
-def partial_stop(text: str, stop: Sequence[str]) -> int:
-    """How many characters at the end of a text are the beginning of a stop text."""
-    return max((n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
 
 
 def prompt_chunk(length: int, stores_scores: bool) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,6 +86,7 @@ def server(
         from transformers.cli.serving.transcription import TranscriptionHandler
 
         from .batched_sampling import Sampled
+        from .serve_replies import Stopping
     except ImportError as error:
         raise UnsupportedError(
             f"[serve] {error.name or error} is missing, which transformers' server needs; pip install 'halfbyte[serve]'"
@@ -106,7 +106,8 @@ def server(
     manager.shutdown = state.shutdown
 
     def sampled(handler: type, **settings: Any) -> Any:
-        return type(handler.__name__, (Sampled, handler), {})(model_manager=manager, generation_state=state, **settings)
+        bases = (Stopping, Sampled, handler)
+        return type(handler.__name__, bases, {})(model_manager=manager, generation_state=state, **settings)
 
     app = build_server(
         manager,
@@ -169,18 +170,20 @@ def _generation_state(batching: bool, cache_tokens: int) -> Any:
     from transformers import ContinuousBatchingConfig
 
     from .batched_sampling import OwnSettings, Settings, at_the_end_of_this_task, settings_of, shared_config, sort_few_rows
+    from .serve_replies import STOP, Decoded, Replying, end_ids
 
     class OneByOne(GenerateManager):  # type: ignore[misc] # transformers is not type-checked
         async def generate_non_streaming(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-            cancelled = threading.Event()
+            replying = Replying(model, STOP.get())
             try:
-                return await super().generate_non_streaming(_Cancellable(model, cancelled), *args, **kwargs)
+                _, length, ids = await super().generate_non_streaming(replying, *args, **kwargs)
             except asyncio.CancelledError:
-                cancelled.set()
+                replying.cancelled.set()
                 raise
+            return replying.reply.text if replying.reply else "", length, ids
 
-        def generate_streaming(self, *args: Any, **kwargs: Any) -> Any:
-            queue, streamer = super().generate_streaming(*args, **kwargs)
+        def generate_streaming(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            queue, streamer = super().generate_streaming(Replying(model, STOP.get()), *args, **kwargs)
             at_the_end_of_this_task(streamer.cancel)
             return queue, streamer
 
@@ -207,11 +210,16 @@ def _generation_state(batching: bool, cache_tokens: int) -> Any:
             self, model: Any, processor: Any, inputs: Any, gen_config: Any, request_id: str, response_parser: Any = None
         ) -> Any:
             self._expect(model, gen_config, request_id)
-            return super().generate_streaming(model, processor, inputs, gen_config, request_id, response_parser)
+            queue, streamer = super().generate_streaming(model, processor, inputs, gen_config, request_id, response_parser)
+            streamer._decode_stream = Decoded(processor, gen_config, response_parser is not None)
+            return queue, streamer
 
         async def generate_non_streaming(self, model: Any, processor: Any, inputs: Any, gen_config: Any, request_id: str) -> Any:
             self._expect(model, gen_config, request_id)
-            return await super().generate_non_streaming(model, processor, inputs, gen_config, request_id)
+            text, length, ids = await super().generate_non_streaming(model, processor, inputs, gen_config, request_id)
+            if ids and ids[-1] in end_ids(gen_config):
+                gen_config.max_new_tokens = None  # the handler says "stop"
+            return text, length, ids
 
     class State(GenerationState):  # type: ignore[misc] # transformers is not type-checked
         def get_manager(self, model_id: str, use_cb: bool = False) -> Any:
@@ -233,27 +241,6 @@ def _generation_state(batching: bool, cache_tokens: int) -> Any:
         per_request_processors=True,
     )
     return State(continuous_batching=batching, cb_config=config if batching else None)
-
-
-class _Cancellable:
-    """A model whose `generate` ends at the next token once `cancelled` is set."""
-
-    def __init__(self, model: Any, cancelled: threading.Event) -> None:
-        self._model, self._cancelled = model, cancelled
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def generate(self, input_ids: Any, **kwargs: Any) -> Any:
-        import torch
-
-        if self._cancelled.is_set():
-            return input_ids
-
-        def ended(ids: Any, scores: Any, **_: Any) -> Any:
-            return torch.full((ids.shape[0],), self._cancelled.is_set(), device=ids.device)
-
-        return self._model.generate(input_ids=input_ids, **kwargs, stopping_criteria=[ended])
 
 
 def _manager(model: Any, tokenizer: Any, name: str) -> Any:
