@@ -551,7 +551,7 @@ def _normed_groups(f: Facts) -> bool:
 
 
 FALCON_H1 = ("attention_out", "embedding", "lm_head", "ssm_in", "ssm_out")
-"""What mlx-lm multiplies weights of a Falcon-H1 with: NAME_multiplier, by default that of one model."""
+"""NAME_multiplier that mlx-lm applies to weights of a Falcon-H1, by default that of one model."""
 
 
 def _multipliers(f: Facts) -> bool:

@@ -29,8 +29,8 @@ def stop_texts(body: dict[str, Any]) -> tuple[str, ...]:
 
 
 class Stopping:
-    """For transformers' handlers: the request's stop texts are known to what answers it, and a chat's
-    reply, which transformers parses from all tokens, ends at them.
+    """For transformers' handlers: the request's stop texts are known to what answers it, and a
+    chat's reply, which transformers parses from all tokens, ends at them.
     """
 
     def _build_generation_config(self, body: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
