@@ -335,8 +335,8 @@ def _streamed(reply: str) -> tuple[str, str, int]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 def test_a_stop_string_and_what_follows_are_left_out(folder, path, stream):
-    """Every part of an answer as a stop string, alone and beside others, as OpenAI's API has it: the
-    text before it, "stop", and not a token more than its end takes.
+    """Every part of an answer as a stop string, alone and beside others, as OpenAI's API has it:
+    the text before it, "stop", and not a token more than its end takes.
     """
     from fastapi.testclient import TestClient
 
