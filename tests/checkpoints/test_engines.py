@@ -1,4 +1,7 @@
-"""Predictions of what inference engines do with a checkpoint: rules, versions, the command."""
+"""Predictions of what inference engines do with a checkpoint: rules, versions, the command.
+
+More than 800 lines: the cases of one table of rules.
+"""
 
 from __future__ import annotations
 

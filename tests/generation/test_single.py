@@ -10,7 +10,6 @@ import sys
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,6 @@ from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.cli import main
 from halfbyte.cli.demo import model_path
 from halfbyte.generation.single import Generation, GenerationError, Sampling, choose, generate
-from halfbyte.generation.streams import StopTexts, until_stop
 from halfbyte.transformers import import_model_code, load_model, model_size
 from support.cpu_time import cpu_time
 from support.golden_case import GOLDEN
@@ -415,26 +413,3 @@ def test_repeat_penalty_lowers_earlier_tokens():
 def test_settings_out_of_range(settings, said):
     with pytest.raises(GenerationError, match=said):
         Sampling(**settings)
-
-
-STOPS = (["###", "END"], ["b", "abc"], ["abc", "bc"], ["aab"], ["ab", "abab", "c"], ["aa"], [])
-
-
-@pytest.mark.parametrize("stop", STOPS, ids=str)
-def test_a_stop_text_ends_the_text_however_it_is_cut(stop):
-    """Every text of five letters, in every way to cut it into pieces."""
-    for letters in product("abc", repeat=5):
-        text = "".join(letters)
-        ends = [(end, -len(s)) for s in stop for end in range(len(text) + 1) if text[:end].endswith(s)]
-        want = text if not ends else text[: min(ends)[0] + min(ends)[1]]
-        assert until_stop(text, stop) == want
-        for cuts in product((False, True), repeat=4):
-            until, pieces = StopTexts(stop), [letters[0]]
-            for letter, cut in zip(letters[1:], cuts, strict=True):
-                pieces = [*pieces, letter] if cut else [*pieces[:-1], pieces[-1] + letter]
-            given = ""
-            for count, piece in enumerate(pieces, 1):
-                given += until(piece)
-                held = "".join(pieces[:count])[len(given) :]
-                assert until.stopped or not held or any(s != held and s.startswith(held) for s in stop)
-            assert (given + until.rest(), until.stopped) == (want, bool(ends))
