@@ -239,7 +239,8 @@ class RequestCheck:
             raise RequestError(f"{_given('stream', body['stream'])}; allowed: true, false", "stream")
         stop = body.get("stop")
         if stop is not None and not ((isinstance(stop, str) and stop) or (_strings(stop) and all(stop) and len(stop) <= 16)):
-            raise RequestError(f"{_given('stop', stop)}; allowed: one or more characters, or up to 16 such strings", "stop")
+            given = json.dumps(stop)[:80]
+            raise RequestError(f"stop = {given}; allowed: one or more characters, or up to 16 such strings", "stop")
         options = body.get("chat_template_kwargs")
         if options is not None:
             given = _given("chat_template_kwargs", options)
