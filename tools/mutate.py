@@ -630,7 +630,7 @@ def hang_limit(budget: float) -> float:
     """Seconds by the clock after which tests hang that have `budget` seconds of a processor, which
     others share.
     """
-    return 60 + 8 * budget
+    return 60 + 4 * budget
 
 
 def forked(work: Callable[[], int], longest: float) -> int:
