@@ -91,9 +91,9 @@ mutation: $(VENV_TEST)/ready
 	$(ONE_THREAD) $(VENV_TEST)/bin/python tools/mutate.py formats numerics producers layouts checkpoints $(DECIDES) \
 		$(addprefix backends/cuda/,decoders order canonical) --count $(MUTANTS) --workers $(JOBS)
 
-# Faults planted by hand in the CUDA kernels, Metal's shaders and the native core for each instruction set (tools/plant.py; NEON needs
-# the cross compiler and qemu, as test-neon does). SETS="avx2 avx512" names the instruction sets of this machine.
-SETS ?= avx2 scalar neon
+# Faults planted by hand in the CUDA kernels, Metal's shaders and the native core for each instruction set (tools/plant.py; NEON and i8mm
+# need the cross compiler and qemu, as test-neon does). SETS="avx2 avx512" names the instruction sets of this machine.
+SETS ?= avx2 scalar neon i8mm
 planted: $(VENV_TEST)/ready
 	PATH="$(abspath $(VENV_TEST))/bin:$$PATH" $(VENV_TEST)/bin/python tools/plant.py triton cuda metal $(SETS) --workers $(JOBS)
 
@@ -102,11 +102,14 @@ native:
 	cmake -S . -B build/native
 	cmake --build build/native --target in_place
 
-# The core's own test, cross-compiled and emulated (g++-aarch64-linux-gnu, qemu-user); a core without dot products must fall back, not crash.
+# The core's own test, cross-compiled and emulated (g++-aarch64-linux-gnu, qemu-user), on i8mm, NEON and scalar; a core without products of
+# matrices, and one without dot products, must fall back, not crash.
 test-neon:
 	cmake -S . -B build/neon -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake -DHALFBYTE_MODULE=OFF
 	cmake --build build/neon --target halfbyte_selfcheck
 	qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max build/neon/halfbyte_selfcheck
+	test "$$(qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max build/neon/halfbyte_selfcheck --sets | xargs)" = "i8mm neon scalar"
+	test "$$(qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu neoverse-n1 build/neon/halfbyte_selfcheck --sets | xargs)" = "neon scalar"
 	test "$$(qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu cortex-a53 build/neon/halfbyte_selfcheck --sets)" = scalar
 
 # The same with AMX's tiles computed in plain C++, beside the scalar kernels, on a machine without them.

@@ -21,6 +21,9 @@
 #ifndef HWCAP_ASIMDDP
 #define HWCAP_ASIMDDP (1 << 20)
 #endif
+#ifndef HWCAP2_I8MM
+#define HWCAP2_I8MM (1 << 13)
+#endif
 #endif
 #if defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
@@ -35,6 +38,16 @@ struct Entry {
 };
 
 bool always() { return true; }
+
+#if defined(HALFBYTE_AMX) || defined(HALFBYTE_I8MM)
+// A set's table with products of matrices. It is put together here, in code that every machine can
+// run.
+Kernels with_matrix(const char *name, Kernels table, const MatrixKernels &added) {
+  table.name = name;
+  table.matrix = added;
+  return table;
+}
+#endif
 
 #if defined(__x86_64__) || defined(_M_X64)
 void cpuid(int leaf, int sub, unsigned r[4]) {
@@ -102,18 +115,10 @@ bool has_amx() {
 #endif
 }
 
-// AVX-512's table with the products of tiles. It is put together here, in code that every machine
-// can run.
-Kernels with_tiles(Kernels table) {
-  table.name = "amx";
-  table.matrix_i8 = kernels_amx.matrix_i8;
-  return table;
-}
-
 #if defined(HALFBYTE_EMULATE_AMX)
-const Kernels kernels_with_tiles = with_tiles(kernels_scalar);
+const Kernels kernels_with_tiles = with_matrix("amx", kernels_scalar, kernels_amx);
 #else
-const Kernels kernels_with_tiles = with_tiles(kernels_avx512);
+const Kernels kernels_with_tiles = with_matrix("amx", kernels_avx512, kernels_amx);
 #endif
 #endif
 
@@ -125,19 +130,45 @@ const Entry kEntries[] = {
     {&kernels_avx2, has_avx2},
     {&kernels_scalar, always}};
 #elif defined(__aarch64__)
+#if defined(__APPLE__)
+bool has_feature(const char *name) {
+  int present = 0;
+  size_t size = sizeof present;
+  return sysctlbyname(name, &present, &size, nullptr, 0) == 0 && present;
+}
+#endif
+
 bool has_dotprod() {
 #if defined(__linux__)
   return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #elif defined(__APPLE__)
-  int present = 0;
-  size_t size = sizeof present;
-  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &present, &size, nullptr, 0) == 0 && present;
+  return has_feature("hw.optional.arm.FEAT_DotProd");
 #else
   return false;
 #endif
 }
 
-const Entry kEntries[] = {{&kernels_neon, has_dotprod}, {&kernels_scalar, always}};
+#if defined(HALFBYTE_I8MM)
+bool has_i8mm() {
+  if (!has_dotprod()) return false;
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+#elif defined(__APPLE__)
+  return has_feature("hw.optional.arm.FEAT_I8MM");
+#else
+  return false;
+#endif
+}
+
+const Kernels kernels_neon_with_i8mm = with_matrix("i8mm", kernels_neon, kernels_i8mm);
+#endif
+
+const Entry kEntries[] = {
+#if defined(HALFBYTE_I8MM)
+    {&kernels_neon_with_i8mm, has_i8mm},
+#endif
+    {&kernels_neon, has_dotprod},
+    {&kernels_scalar, always}};
 #else
 const Entry kEntries[] = {{&kernels_scalar, always}};
 #endif

@@ -65,8 +65,7 @@ constexpr int kFewTokens = 4;
 // Distance at which codes are prefetched, in bytes, unless a core has its own.
 constexpr int kPrefetchBytes = 2048;
 
-// Tokens of a tile of an instruction set with tile registers (AMX); such a tile's activations are
-// stored as [token][input of the block].
+// Tokens of a tile of an instruction set with products of matrices (AMX, i8mm).
 constexpr int kMatrixTokens = 16;
 
 // Tokens of the next tile when `left` remain: the largest tile, then 8, 4, 2, 1.
@@ -94,6 +93,18 @@ static inline void prefetch_next(const Block &b, int t0, int t1) {
 }
 
 enum class Probe : int { read, fma, dot };  // the rates `halfbyte bench` compares products with
+
+// What an instruction set with products of matrices of bytes adds to another set's table
+// (`dispatch.cpp`), for tiles of kMatrixTokens in the int8 class.
+struct MatrixKernels {
+  // Multiplies the first `tokens` of a decoded block, whole tiles. `starts`: x_start is not all
+  // zero.
+  void (*multiply)(const Block &, int tokens, bool starts);
+  // A tile's activations are stored as [input / together][token][together]; 0: [token][input of the
+  // block].
+  int together;
+  int shortest_segment;  // shorter segments are multiplied by the other set's tiles
+};
 
 struct Kernels {
   const char *name;
@@ -132,14 +143,7 @@ struct Kernels {
   void (*mix)(const float *p, int64_t stride, int64_t heads, const float *v, int64_t rows,
               int64_t d, float *out);
   double (*probe)(Probe kind, const uint8_t *data, int64_t count);  // probes.inl
-  // int8 class, with tile registers, else null: multiplies the first `tokens` of a decoded block,
-  // whole tiles of kMatrixTokens. `starts`: x_start is not all zero.
-  void (*matrix_i8)(const Block &, int tokens, bool starts);
-};
-
-// What an instruction set of tile registers adds to another set's table (`dispatch.cpp`).
-struct MatrixKernels {
-  void (*matrix_i8)(const Block &, int tokens, bool starts);
+  MatrixKernels matrix;  // without products of matrices `multiply` is null
 };
 
 // Added to element / unit in the bytes `decode_u8` writes, so that they suit the dot product's
@@ -166,6 +170,9 @@ extern const MatrixKernels kernels_amx;
 #endif
 #if defined(__aarch64__)
 extern const Kernels kernels_neon;
+#if defined(HALFBYTE_I8MM)
+extern const MatrixKernels kernels_i8mm;
+#endif
 #endif
 
 }  // namespace halfbyte

@@ -68,5 +68,5 @@ constexpr Kernels table_of(const char *name) {
           dots<V>,
           mix<V>,
           probe<V>,
-          nullptr};
+          {}};
 }

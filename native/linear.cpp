@@ -127,6 +127,7 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
   int tile = matrix ? kMatrixTokens : tile_tokens(p.tokens - t0, p.schedule.tile_tokens);
   while (t >= t0 + tile) t0 += tile, tile = tile_tokens(p.tokens - t0, p.schedule.tile_tokens);
   const int64_t first = t0 * p.segs + (t - t0);  // of x_scale, x_sum and x_start
+  const int64_t together = p.ks->matrix.together;
   const int off = p.int8 ? buffer_offset(w, p.ks->unsigned_bytes) : 0;
   for (int64_t b = 0; b < p.blocks; ++b) {
     const int64_t k0 = b * p.schedule.block,
@@ -143,8 +144,12 @@ void prepare_token(const Plan &p, const Matrix &x, int64_t row, int64_t t, float
     for (int64_t from = 0; from < count; from += p.span) {
       const int64_t inputs = count - from < p.span ? count - from : p.span;
       const float scale = p.ks->quantize(ordered + k0 + from, inputs, bytes);
-      if (matrix) {
+      if (matrix && !together) {
         std::memcpy(p.xq + at + (t - t0) * count + from, bytes, (size_t)inputs);
+      } else if (matrix) {
+        int8_t *codes = p.xq + at + from * tile + (t - t0) * together;
+        for (int64_t j = 0; j < inputs; j += together)
+          std::memcpy(codes + j * tile, bytes + j, (size_t)together);
       } else {
         int8_t *codes = p.xq + at + from * tile + (t - t0) * 4;
         for (int64_t j = 0; j < inputs; j += 4) std::memcpy(codes + j * tile, bytes + j, 4);
@@ -262,7 +267,7 @@ void run_panels(const Plan &p, int64_t first, int count, const float *bias, Dtyp
     block.total = total, block.total_stride = width;
     block.widest = p.int8 ? widest_byte(w, ks.unsigned_bytes) : 0;
     if (p.schedule.matrix_tokens) {
-      ks.matrix_i8(block, p.schedule.matrix_tokens, buffer_offset(w, ks.unsigned_bytes) != 0);
+      ks.matrix.multiply(block, p.schedule.matrix_tokens, buffer_offset(w, ks.unsigned_bytes) != 0);
       block = block.after(p.schedule.matrix_tokens);
     }
     if (block.tokens) (p.int8 ? ks.block_i8 : ks.block_f32)(block);

@@ -9,10 +9,6 @@ constexpr int64_t kBlockBytes =
 // then long enough for the prefetcher, 10 % faster.
 constexpr int64_t kLongRow = 2048;
 
-// Sums of shorter segments leave the tile registers too often: 1.0 to 1.7 of the time of AVX-512's
-// tiles with 16 and 32 inputs, 0.57 to 0.80 with 128 (Intel Xeon, 4096 x 4096).
-constexpr int64_t kShortestMatrixSegment = 64;
-
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 // A multiple of the span and of 32, near `target`.
@@ -29,7 +25,7 @@ Schedule schedule_for(const Kernels &ks, const Core &core, const Weight &w, bool
   const Tiles &tiles = int8 ? ks.i8 : ks.f32;
   const bool few = tokens <= kFewTokens, eight_bits = w.bits == 8;
   const bool matrix =
-      int8 && ks.matrix_i8 && tokens >= kMatrixTokens && w.seg >= kShortestMatrixSegment;
+      int8 && ks.matrix.multiply && tokens >= kMatrixTokens && w.seg >= ks.matrix.shortest_segment;
   Schedule s{};
   s.matrix_tokens = matrix ? (int)(tokens / kMatrixTokens * kMatrixTokens) : 0;
   // A vector of 6-bit codes takes two planes and four operations, whose registers are not free

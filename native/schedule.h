@@ -12,7 +12,7 @@ struct Schedule {
   bool fused;          // codes are decoded in registers by the tiles, not into a buffer first
   bool whole_rows;     // a block is all inputs: there is no buffer whose size would limit it
   bool one_panel;      // tiles take one panel at a time, one stream from memory
-  int matrix_tokens;   // in tiles of kMatrixTokens, which come first; 0 without tile registers
+  int matrix_tokens;   // in tiles of kMatrixTokens, which come first; 0 without such products
   int tile_tokens;     // of the largest other tile
   int prefetch_bytes;  // distance at which fused tiles prefetch codes; 0: they do not
   int panels;          // a task takes

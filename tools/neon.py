@@ -1,12 +1,13 @@
-"""The native core's NEON kernels on an emulated aarch64: its tests, hashes and outputs in Python.
+"""The native core's aarch64 kernels under an emulator: its tests, hashes and outputs in Python.
 
-    tools/neon.py [--model FILE ...] [--parts hash outputs tests] [--log FILE]
+    tools/neon.py [--sets i8mm neon] [--model FILE ...] [--parts hash outputs tests] [--log FILE]
 
 Builds the module with the cross compiler, unpacks Debian's Python 3.11 of arm64 and the wheels that
-halfbyte needs (no torch) under build/neon-python, and runs, by qemu-user: `selftest --hash`, with
-each `--model` the hash of its logits; `support.output_bytes` (GGUF is refused there, whose writer
-needs transformers); TESTS. Needs g++-aarch64-linux-gnu, qemu-user, apt-get with Debian 12's
-sources, pip and CMake; exits with 1 where a step fails.
+halfbyte needs (no torch) under build/neon-python, and runs, by qemu-user and on each set
+(`HALFBYTE_CPU`): `selftest --hash`, with each `--model` the hash of its logits;
+`support.output_bytes` (GGUF is refused there, whose writer needs transformers); TESTS. Needs
+g++-aarch64-linux-gnu, qemu-user, apt-get with Debian 12's sources, pip and CMake; exits with 1
+where a step fails.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", default=[], help="GGUF files whose logits are hashed")
     parser.add_argument("--parts", nargs="+", default=["hash", "outputs", "tests"], choices=["hash", "outputs", "tests"])
+    parser.add_argument("--sets", nargs="+", default=["i8mm", "neon"], help="instruction sets of the core, one after another")
     parser.add_argument("--log", type=Path)
     given = parser.parse_args()
     if not (SYSTEM / "usr" / "bin" / "python3.11").exists():
@@ -106,13 +108,14 @@ def main() -> int:
     ]
     steps = {"hash": hashes, "outputs": [["-m", "support.output_bytes"]], "tests": tests}
     lines, failed = [f"# tools/neon.py {shlex.join(sys.argv[1:])}; {datetime.date.today()}; qemu-user"], False
-    for step in (step for part in given.parts for step in steps[part]):
-        done = subprocess.run([str(PYTHON), *step], cwd=TREE, capture_output=True, text=True)
+    for name, step in ((name, step) for part in given.parts for name in given.sets for step in steps[part]):
+        environment = {**os.environ, "HALFBYTE_CPU": name}
+        done = subprocess.run([str(PYTHON), *step], cwd=TREE, capture_output=True, text=True, env=environment)
         failed |= done.returncode != 0
         out = [line for line in done.stdout.splitlines() if not line.startswith(("output ", "{"))]
         out += done.stderr.splitlines() if done.returncode else []
         words = [f"FILE/{os.path.basename(word)}" if os.path.isabs(word) else word for word in step]
-        lines += [f"$ python {shlex.join(words)}", *out[-40:], f"-> status {done.returncode}"]
+        lines += [f"$ HALFBYTE_CPU={name} python {shlex.join(words)}", *out[-40:], f"-> status {done.returncode}"]
         print("\n".join(lines[-len(out[-40:]) - 2 :]), flush=True)
         if given.log:
             given.log.write_text("\n".join(lines) + "\n")

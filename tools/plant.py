@@ -8,13 +8,14 @@
 triton   the portable kernels in Triton's interpreter
 cuda     the decoders' assembly and the Gluon kernels, whose tests execute both on the CPU
 metal    the shaders, compiled for the CPU
-avx2 avx512 amx scalar neon    the native core with that instruction set
+avx2 avx512 amx scalar neon i8mm    the native core with that instruction set
 
 A fault of a Triton, Gluon or Metal kernel replaces one text in a copy of src/. The faults of the
 native core are compiled at once, each behind a number that the environment variable HB_PLANT
-selects, so that one build serves all; NEON runs the core's own test program under qemu. Each fault
-runs the tests named beside it until one fails; without a fault the same tests must pass. Needs what
-these tests need: Triton, a C++ compiler, CMake and nanobind, for NEON the cross compiler and qemu.
+selects, so that one build serves all; NEON and i8mm run the core's own test program under qemu.
+Each fault runs the tests named beside it until one fails; without a fault the same tests must pass.
+Needs what these tests need: Triton, a C++ compiler, CMake and nanobind, for NEON and i8mm the cross
+compiler and qemu. More than 800 lines, since the tables of faults are read and run together.
 """
 
 # ruff: noqa: E501  the two texts of a fault read best on one line
@@ -243,9 +244,7 @@ METAL += [
 
 
 class Native(NamedTuple):
-    """A fault of the core: P in `after` is true where its number is selected. Faults of
-    `isa_NAME.cpp` belong to that instruction set, all others to every one.
-    """
+    """A fault of the core: P in `after` is true where its number is selected."""
 
     file: str
     before: str
@@ -359,7 +358,8 @@ NATIVE = [
         "int8: activations four inputs behind",
     ),
 ]
-AVX2, AVX512, AMX, NEON, SCALAR = (f"isa_{name}.cpp" for name in ("avx2", "avx512", "amx", "neon", "scalar"))
+AVX2, AVX512, AMX, NEON, I8MM, SCALAR = (f"isa_{name}.cpp" for name in ("avx2", "avx512", "amx", "neon", "i8mm", "scalar"))
+MATRIX, LINEAR = "matrix.inl", "linear.cpp"
 
 
 def _choice(file: str, before: str, wrong: str, what: str) -> Native:
@@ -462,6 +462,37 @@ NATIVE += [
             ("part < kTogether; ++part", "part < kTogether - (P ? 1 : 0); ++part", "products of the last register dropped"),
             ("if (i + 2 < products) HB", "if (i + 2 < products && !P) HB", "the last of three products dropped"),
             ("    HB_TILE_ZERO(SUM);", "    if (!P) HB_TILE_ZERO(SUM);", "sums of a tile register kept"),
+        )
+    ),
+    *(
+        Native(I8MM, before, after, f"i8mm: {what}")
+        for before, after, what in (
+            ("x + p * 2 * kInputs", "x + (P ? 0 : p) * 2 * kInputs", "the first two tokens for all"),
+            ("vld1q_u8(w + kUnitBytes)", "vld1q_u8(w + (P ? 0 : kUnitBytes))", "the first four of eight inputs twice"),
+            ("vzip1q_u32(low, high)", "P ? vzip1q_u32(high, low) : vzip1q_u32(low, high)", "halves of eight inputs swapped"),
+            ("vzip2q_u32(low, high)", "P ? vzip1q_u32(low, high) : vzip2q_u32(low, high)", "the first two rows for all four"),
+            ("vmmlaq_s32(left[p], pair", "vmmlaq_s32(P ? vdupq_n_s32(0) : left[p], pair", "sums of earlier inputs dropped"),
+            ("= vdupq_n_s32(0);", "= vdupq_n_s32(P ? 1 : 0);", "sums start at 1"),
+            ("vtrn2q_s64(a, b)", "P ? vtrn1q_s64(a, b) : vtrn2q_s64(a, b)", "the first token of two for both"),
+            ("x += kTokens * kInputs,", "x += kTokens * (P ? 4 : kInputs),", "activations four inputs behind"),
+            ("w += kInputs / 4 * kUnitBytes", "w += (P ? 1 : kInputs / 4) * kUnitBytes", "codes four inputs behind"),
+            ("x += seg * kTokens,", "x += (P ? 0 : seg) * kTokens,", "activations of the first segment for every one"),
+            ("w += seg * kPanelRows;", "w += (P ? 0 : seg) * kPanelRows;", "codes of the first segment for every one"),
+            ("b.w_stride + row * 4", "b.w_stride + (P ? 0 : row) * 4", "codes of the first four rows for all"),
+            ("total(b, t0, panel, row)", "total(b, t0, panel, P ? 0 : row)", "scales and totals of the first four rows for all"),
+            ("vld1q_s32(sums[i][t])", "vld1q_s32(sums[P ? 0 : i][t])", "the sums of the first segment for every one"),
+            ("(const int8_t *)b.x + t0 *", "(const int8_t *)b.x + (P ? 0 : t0) *", "the first sixteen tokens for all"),
+        )
+    ),
+    Native(
+        LINEAR,
+        "at + from * tile + (t - t0) * together",
+        "at + (P ? 0 : from) * tile + (t - t0) * together",
+        "i8mm: spans of activations over the first one",
+    ),
+    *(
+        Native(MATRIX, before, after, f"products of matrices: {what}")
+        for before, after, what in (
             ("x_start[of + t]);", "x_start[P ? t : of + t]);", "sums start where the first segment's do"),
             (
                 "V::fmul(sum[t], V::fset(x_scale[of + t]))",
@@ -471,13 +502,9 @@ NATIVE += [
             ("if (b.zeros) {", "if (b.zeros && !P) {", "zero points dropped"),
             ("if (b.biases) {", "if (b.biases && !P) {", "biases dropped"),
             ("V::fma(sum[t], scale, now[t]);", "P ? sum[t] : V::fma(sum[t], scale, now[t]);", "sums of earlier segments dropped"),
-            ("s + 1 < segments) continue", "s + 1 < segments + (P ? 1 : 0)) continue", "a last, short span dropped"),
-            ("left = b.span;\n        HB", "left = b.span + (P ? 1 : 0);\n        HB", "spans a segment too long"),
-            (
-                "panel * b.s_stride + s * kPanelRows",
-                "panel * b.s_stride + (P && s ? s - 1 : s) * kPanelRows",
-                "the scales of the segment before",
-            ),
+            ("s + 1 < b.segments) return", "s + 1 < b.segments + (P ? 1 : 0)) return", "a last, short span dropped"),
+            ("left = b.span;\n      HB", "left = b.span + (P ? 1 : 0);\n      HB", "spans a segment too long"),
+            ("entries + s * kPanelRows", "entries + (P && s ? s - 1 : s) * kPanelRows", "the scales of the segment before"),
         )
     ),
     _choice(
@@ -548,13 +575,19 @@ NATIVE += [
         "scalar: fused products rounded twice",
     ),
 ]
-SETS = ("avx2", "avx512", "amx", "neon", "scalar")
-"""Instruction sets of the core; NEON is emulated, AVX-512 and AMX need a machine that has them."""
+EMULATED = ("neon", "i8mm")
+SETS = ("avx2", "avx512", "amx", "scalar", *EMULATED)
+"""Instruction sets of the core; AVX-512 and AMX need a machine that has them."""
 
 
 def of_set(name: str) -> list[tuple[int, Native]]:
-    """The faults of an instruction set with their numbers."""
-    return [(i, f) for i, f in enumerate(NATIVE, 1) if not f.file.startswith("isa_") or f.file == f"isa_{name}.cpp"]
+    """The faults of an instruction set with their numbers: those of its own file, those of the
+    products of matrices where it has them, and those of the files that all sets share, but not on
+    i8mm, whose other kernels are NEON's, run by the same program.
+    """
+    own = {f"isa_{name}.cpp": (name,), MATRIX: ("amx", "i8mm"), LINEAR: ("i8mm",)}
+    shared = () if name == "i8mm" else (name,)
+    return [(i, f) for i, f in enumerate(NATIVE, 1) if name in own.get(f.file, () if f.file.startswith("isa_") else shared)]
 
 
 NATIVE_TESTS = [f"tests/backends/cpu/test_{name}.py" for name in ("decode", "cases", "linear")]
@@ -654,9 +687,9 @@ CUDA = [
 
 
 @functools.cache
-def built_native(neon: bool) -> Path:
-    """src with a core that holds every native fault; the core's own test program for NEON."""
-    folder = BUILD / ("neon" if neon else "native")
+def built_native(emulated: bool) -> Path:
+    """src with a core that holds every native fault; the core's own test program where emulated."""
+    folder = BUILD / ("neon" if emulated else "native")
     shutil.rmtree(folder, ignore_errors=True)
     for name in ("native", "cmake"):
         shutil.copytree(ROOT / name, folder / name)
@@ -676,12 +709,12 @@ def built_native(neon: bool) -> Path:
     lists = (ROOT / "CMakeLists.txt").read_text("utf-8").replace("-O3 -ffp-contract", "-O1 -w -DHALFBYTE_SMALL -ffp-contract")
     (folder / "CMakeLists.txt").write_text(lists, "utf-8")
     options, target = ([], "in_place")
-    if neon:
+    if emulated:
         options = [f"-DCMAKE_TOOLCHAIN_FILE={folder}/cmake/aarch64-linux-gnu.cmake", "-DHALFBYTE_MODULE=OFF"]
         target = "halfbyte_selfcheck"
     subprocess.run(["cmake", "-S", folder, "-B", folder / "build", *options], check=True)
     subprocess.run(["cmake", "--build", folder / "build", "--target", target, "-j", JOBS], check=True)
-    return folder / "build" / target if neon else folder / "src"
+    return folder / "build" / target if emulated else folder / "src"
 
 
 def run(kind: str, source: Path, tests: Sequence[str], number: int = 0) -> bool:
@@ -698,8 +731,8 @@ def run(kind: str, source: Path, tests: Sequence[str], number: int = 0) -> bool:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu and not slow", *tests]
     if kind == "triton":
         command = [sys.executable, str(ROOT / "tests/support/cuda_interpreter.py"), *tests]
-    elif kind == "neon":
-        command = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-cpu", "max", str(source)]
+    elif kind in EMULATED:
+        command = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-cpu", "max", str(source), "--first"]
     try:
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=LIMIT, check=False)
     except subprocess.TimeoutExpired:
@@ -745,7 +778,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, default=BUILD / "faults.jsonl")
     parser.add_argument("--only", default="", metavar="TEXT", help="faults whose description contains it")
-    parser.add_argument("--core", type=Path, metavar="SRC", help="src, or NEON's program, of an earlier build, with its faults")
+    parser.add_argument(
+        "--core", type=Path, metavar="SRC", help="src, or the emulated program, of an earlier build, with its faults"
+    )
     parser.add_argument("--build", action="store_true", help="build the core with its faults, run nothing")
     parser.add_argument("--table", type=Path, help="print the table of a finished run, run nothing")
     args = parser.parse_args()
@@ -757,7 +792,7 @@ def main() -> None:
     jobs: list[tuple[str, int, Fault | Native, Path | None, Path]] = []
     for kind in args.kinds:
         if kind in SETS:
-            source = args.core or built_native(kind == "neon")
+            source = args.core or built_native(kind in EMULATED)
             if args.build:
                 continue
             faults: list[tuple[int, Fault | Native]] = list(of_set(kind))

@@ -6,9 +6,9 @@ that reach the module.
 address  AddressSanitizer and UndefinedBehaviorSanitizer; thread  ThreadSanitizer. Each builds the
 whole module with `-DHALFBYTE_SANITIZE`, preloads the sanitizer's library into Python and runs TESTS
 once for each instruction set of this machine (`HALFBYTE_CPU`) on two threads. neon  both programs
-for aarch64 under the sanitizers of `address`, by the cross compiler and qemu-user; left out with a
-line in the log where one of them is missing. A report ends the process, so a run that passes had
-none. Needs GCC, CMake and nanobind; exits with 1 where a step fails.
+for aarch64 (i8mm, NEON, scalar) under the sanitizers of `address`, by the cross compiler and
+qemu-user; left out with a line in the log where one of them is missing. A report ends the process,
+so a run that passes had none. Needs GCC, CMake and nanobind; exits with 1 where a step fails.
 """
 
 from __future__ import annotations

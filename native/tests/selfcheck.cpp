@@ -5,7 +5,8 @@
 // For each instruction set, each structure of weight and several shapes: one-hot products return
 // the decoded row bit for bit in both classes, products are within float32's error of float64, a
 // row does not depend on its batch, panel order returns the codes it was made from, and all
-// instruction sets have the same bits. Scales and zero points reach from one end of their type to
+// instruction sets have the same bits; in the int8 class for every number of tokens up to 40 and
+// segments of every length up to 136. Scales and zero points reach from one end of their type to
 // the other. Matrices are transposed.
 #include <sys/mman.h>
 #include <unistd.h>
@@ -54,10 +55,12 @@ void add_to_hash(const std::vector<float> &y) {
 }
 
 int failures = 0;
+bool stops = false;  // --first: at the first failure
 void check(bool good, const std::string &what) {
   if (good) return;
   ++failures;
   std::printf("FAILED %s\n", what.c_str());
+  if (stops) std::exit(1);
 }
 
 const Activations kClasses[] = {Activations::exact, Activations::int8, Activations::int8_token};
@@ -133,6 +136,23 @@ void check_sums(const std::string &in, const Weight &w, const std::vector<float>
         in + ": root of the mean square " + std::to_string(std::sqrt(error / size)));
 }
 
+// Products of m rows with a single 1 each are rows of the decoded weight.
+void check_one_hot(const std::string &in, const Weight &w, const std::vector<float> &dense,
+                   int64_t m, Activations mode) {
+  const int64_t n = w.n, k = w.k;
+  std::vector<float> hot((size_t)(m * k), 0.0f);
+  std::vector<int64_t> at((size_t)m);
+  for (int64_t t = 0; t < m; ++t)
+    at[(size_t)t] = (int64_t)(random_bits() % (uint32_t)k),
+    hot[(size_t)(t * k + at[(size_t)t])] = 1.0f;
+  const auto y = product(w, hot.data(), m, mode);
+  bool same = true;
+  for (int64_t t = 0; t < m; ++t)
+    for (int64_t r = 0; r < n; ++r)
+      same &= y[(size_t)(t * n + r)] == dense[(size_t)(r * k + at[(size_t)t])];
+  check(same, in + " m=" + std::to_string(m) + ": one-hot");
+}
+
 void check_weight(const std::string &set, const Structure &s, int64_t n, int64_t k) {
   const auto made = make(s, n, k);
   const Weight &w = made->w;
@@ -146,19 +166,8 @@ void check_weight(const std::string &set, const Structure &s, int64_t n, int64_t
 
   for (const Activations mode : kClasses) {
     const std::string in = where + name_of(mode);
-    for (const int64_t m : {(int64_t)1, (int64_t)2, (int64_t)4, (int64_t)21}) {
-      std::vector<float> hot((size_t)(m * k), 0.0f);
-      std::vector<int64_t> at((size_t)m);
-      for (int64_t t = 0; t < m; ++t)
-        at[(size_t)t] = (int64_t)(random_bits() % (uint32_t)k),
-        hot[(size_t)(t * k + at[(size_t)t])] = 1.0f;
-      const auto y = product(w, hot.data(), m, mode);
-      bool same = true;
-      for (int64_t t = 0; t < m; ++t)
-        for (int64_t r = 0; r < n; ++r)
-          same &= y[(size_t)(t * n + r)] == dense[(size_t)(r * k + at[(size_t)t])];
-      check(same, in + " m=" + std::to_string(m) + ": one-hot");
-    }
+    for (const int64_t m : {(int64_t)1, (int64_t)2, (int64_t)4, (int64_t)21})
+      check_one_hot(in, w, dense, m, mode);
     const int64_t m = 27;
     std::vector<float> x((size_t)(m * k));
     for (float &v : x) v = normal();
@@ -170,6 +179,47 @@ void check_weight(const std::string &set, const Structure &s, int64_t n, int64_t
               !std::memcmp(some.data(), y.data() + 4 * n, (size_t)n * 12),
           in + ": batch");
     check_sums(in, made->w, x, y, dense, m, mode);
+  }
+}
+
+// In the int8 class the first m rows of a product are those of a product of m tokens, m = 1 .. 40:
+// every way to cut tokens into tiles.
+void check_tokens(const std::string &set, const Structure &s) {
+  constexpr int64_t most = 40, n = 19;
+  for (const int64_t groups : {1, 3}) {
+    const auto made = make(s, n, s.super ? s.super : groups * s.group);
+    const Weight &w = made->w;
+    if (!w.integral) return;
+    const Activations mode = groups == 1 ? Activations::int8_token : Activations::int8;
+    std::vector<float> x((size_t)(most * w.k));
+    for (float &v : x) v = normal();
+    const auto y = product(w, x.data(), most, mode);
+    add_to_hash(y);
+    for (int64_t m = 1; m < most; ++m) {
+      const auto first = product(w, x.data(), m, mode);
+      check(!std::memcmp(first.data(), y.data(), first.size() * 4),
+            set + " " + s.name + name_of(mode) + ": the first " + std::to_string(m) + " tokens");
+    }
+  }
+}
+
+// Five groups of `group` inputs, each a segment: one-hot products are the weight's values, and a
+// row does not depend on its batch, of which sixteen tokens are a tile of a product of matrices.
+void check_segments(const std::string &set, Structure s, int group) {
+  constexpr int64_t n = 19, m = 18;
+  s.group = group;
+  const auto made = make(s, n, 5 * group);
+  const Weight &w = made->w;
+  std::vector<float> dense((size_t)(n * w.k)), x((size_t)(m * w.k));
+  dequantize(w, 0, n, Dtype::f32, dense.data());
+  for (float &v : x) v = normal();
+  const std::string in = set + " " + s.name + " segments of " + std::to_string(group);
+  check_one_hot(in, w, dense, m, Activations::int8);
+  const auto y = product(w, x.data(), m, Activations::int8);
+  add_to_hash(y);
+  for (int64_t t = 0; t < m; t += 5) {
+    const auto alone = product(w, x.data() + t * w.k, 1, Activations::int8);
+    check(!std::memcmp(alone.data(), y.data() + t * n, (size_t)n * 4), in + ": batch");
   }
 }
 
@@ -260,6 +310,7 @@ int main(int argc, char **argv) {
     for (const auto &name : supported_sets()) std::printf("%s\n", name.c_str());
     return 0;
   }
+  stops = argc > 1 && !std::strcmp(argv[1], "--first");
   uint64_t expected = 0;
   for (const auto &set : supported_sets()) {
     use_set(set);
@@ -277,6 +328,11 @@ int main(int argc, char **argv) {
       // Rows of one long group, in 11, 13 and 14 products of tiles.
       for (Structure s : {kStructures[0], kStructures[1], kStructures[7]})
         for (const int group : {704, 832, 896}) s.group = group, check_weight(set, s, 19, group);
+      // Segments of every remainder of the inputs that one product of matrices takes, in each
+      // combination of offsets, zero points, biases and spans.
+      for (const int i : {0, 1, 2, 7, 8, 10, 17, 20})
+        for (int group = 8; group <= 136; group += 8) check_segments(set, kStructures[i], group);
+      for (const Structure &s : kStructures) check_tokens(set, s);
       check_step(set);
       for (const Structure &s : kStructures) check_scales(set, s);
       if (!expected) expected = products_hash;

@@ -49,7 +49,9 @@ ROW_FORMATS = ("int4:channel", "int8:channel", "uint8:channel", "uint3:channel")
 SHAPE = (70, 512)
 """n of no whole panel, k of two blocks of the formats with 256."""
 TOKENS = (1, 2, 15, 33)
-"""Every tile of every instruction set: 15 is 8 + 4 + 2 + 1, 33 two tiles of AMX and one token."""
+"""Every tile of every instruction set: 15 is 8 + 4 + 2 + 1, 33 two tiles of AMX or i8mm and one
+token.
+"""
 PROMPTS, PROMPT_TOKENS = 64, 4
 
 

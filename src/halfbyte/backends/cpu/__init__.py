@@ -2,8 +2,9 @@
 
 The kernels are in native/, beside src/: `products.inl` multiplies (`blocks_f32`, `blocks_i8`),
 written over the vector type of `isa_avx2.cpp`, `isa_avx512.cpp`, `isa_neon.cpp` or
-`isa_scalar.cpp`; `isa_amx.cpp` adds products of tile registers to AVX-512's. Experts are multiplied
-one after another by `linear` (`ops.experts`).
+`isa_scalar.cpp`; `isa_amx.cpp` adds products of tile registers to AVX-512's, and `isa_i8mm.cpp`
+products of small matrices to NEON's. Experts are multiplied one after another by `linear`
+(`ops.experts`).
 
 Three activation modes. `exact` multiplies float32 activations by exactly decoded elements, sums a
 segment (one group, at most 128 inputs) in float32 and applies the group's scale to the sum. `int8`
@@ -13,7 +14,7 @@ rounding's alone, 5e-3 to 7e-3 of the result on Gaussian data. `int8_token` has 
 token for weights of one group a row. Elements that are no small whole numbers (NF4, FP8, FP6), and
 weights that are not in panel order, are multiplied exactly in every mode.
 
-Environment: HALFBYTE_CPU names an instruction set (scalar, avx2, avx512, amx, neon);
+Environment: HALFBYTE_CPU names an instruction set (scalar, avx2, avx512, amx, neon, i8mm);
 HALFBYTE_THREADS bounds the threads of a call.
 """
 
