@@ -167,10 +167,20 @@ def test_a_weight_that_float16_cannot_hold_warns_naming_the_tensor(tmp_path: Pat
     assert not may_overflow_float16(mlx_file(tmp_path / "in", scales, biases - 32000)[KEY])
 
 
-@pytest.mark.parametrize("word", [w for w in codec_names() if not format_named(w).opaque])
+FORMATS = {w: format_named(w) for w in codec_names() if not format_named(w).opaque} | {
+    "int4 under inverse scales": format_named("int4", 32, scale_dtype="bfloat16", inverse=True),
+    "uint4 under float32 scales": format_named("uint4", 64, scale_dtype="float32"),
+    "nvfp4 divided": format_named("nvfp4", global_scale="divide"),
+    "nvfp4 under its largest value": format_named("nvfp4", global_scale="amax"),
+    "nvfp4 of one level": format_named("nvfp4", global_scale="none"),
+    "fp8 in blocks": format_named("fp8_e4m3", 64, rows=2, scale_dtype="float32"),
+    "fp8 under one scale": format_named("fp8_e4m3", -1, rows=-1, scale_dtype="float32"),
+}
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
 @given(seed=st.integers(0, 50))
-def test_the_bound_holds_for_every_code_and_is_reached(word: str, seed: int):
-    fmt = format_named(word)
+def test_the_bound_holds_for_every_code_and_is_reached(fmt: Format, seed: int):
     q = random_tensor(fmt, (4, 256), seed)
     with np.errstate(all="ignore"):
         values = np.abs(q.dequantize("float32").astype(np.float64))
@@ -204,9 +214,9 @@ def test_the_largest_scale_counts_wherever_it_is(fmt: Format, ordinary: int, lar
 
 
 @pytest.mark.parametrize("shape", [(3, 256), (2, 3, 256)])
-@pytest.mark.parametrize("word", [w for w in codec_names() if not format_named(w).opaque])
-def test_the_bound_is_the_value_of_the_worst_code(word: str, shape: tuple[int, ...]):
-    q = random_tensor(format_named(word), shape, seed=7)
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
+def test_the_bound_is_the_value_of_the_worst_code(fmt: Format, shape: tuple[int, ...]):
+    q = random_tensor(fmt, shape, seed=7)
     parts = dict(q.parts)
     for name, array in parts.items():
         if array.dtype.kind == "f":
