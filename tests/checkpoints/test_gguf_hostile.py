@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
+from halfbyte.checkpoints.gguf.metadata import Cursor
 from halfbyte.errors import CheckpointError, HalfbyteError, UnsupportedError
 from halfbyte.tensor.qtensor import QTensor
 from support.cpu_time import cpu_time
@@ -145,6 +146,18 @@ def test_case_37_string_lengths_past_the_file(tmp_path, length):
 def test_case_37_array_counts_past_the_file(tmp_path, count, kind):
     raw = struct.pack("<Q", 3) + b"arr" + struct.pack("<IIQ", 9, kind, count)
     assert f"the count of key 'arr' is {count}" in refused(write(tmp_path, GGUF(pairs=[], raw_pairs=raw, pair_count=1)))
+
+
+@pytest.mark.parametrize("kind", [8, 9])
+def test_an_array_has_at_most_2_to_the_23_strings_or_arrays(kind):
+    def read(count):
+        cursor = Cursor(struct.pack("<IQ", kind, count), "f.gguf")
+        cursor.end = 1 << 40  # a file that is long enough
+        return cursor.array("key 'k'")
+
+    assert read(8388608) == (kind, 8388608)
+    with pytest.raises(CheckpointError, match="key 'k' is an array of 8388609 strings or arrays; at most 8388608 are allowed"):
+        read(8388609)
 
 
 def test_strings_of_an_array_that_run_past_the_file(tmp_path):

@@ -45,7 +45,7 @@ def codes_of_words(
     if packing == DENSE:
         return split_stream(raw, bits, k)
     per = 32 // bits
-    fields = stream.unpack(raw.reshape(*words.shape, 4)[..., : -(-per * bits // 8)], bits, per)
+    fields = stream.unpack(raw.reshape(*words.shape, 4), bits, per)
     codes = stream.pack(fields.reshape(*words.shape[:-1], -1)[..., :k], bits)
     unused = raw ^ as_bytes(words_of_codes(codes, bits, k, PADDED))
     return codes, unused if unused.any() else None
@@ -59,10 +59,7 @@ def words_of_codes(codes: NDArray[np.uint8], bits: int, k: int, packing: str, un
     width = words_in(k, bits, PADDED)
     fields = np.zeros((*lead, width * per), np.uint8)
     fields[..., :k] = stream.unpack(codes, bits, k)
-    packed = stream.pack(fields.reshape(*lead, width, per), bits)
-    raw = np.zeros((*lead, width, 4), np.uint8)
-    raw[..., : packed.shape[-1]] = packed
-    raw = raw.reshape(*lead, 4 * width)
+    raw = stream.pack(fields.reshape(*lead, width, per), bits).reshape(*lead, 4 * width)
     return as_words(raw if unused is None else raw | unused)
 
 
