@@ -209,6 +209,8 @@ def test_names_that_lead_elsewhere_are_no_names_of_outputs(name, tmp_path):
 def test_a_lone_surrogate_is_escaped(tmp_path):
     write_json(tmp_path / "config.json", {"a": "\ud800", "ü": 1})
     assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8")) == {"a": "\ud800", "ü": 1}
+    write_json(tmp_path / "plain.json", {"ü": [1]})
+    assert (tmp_path / "plain.json").read_bytes() == '{\n  "ü": [\n    1\n  ]\n}\n'.encode()
 
 
 @posix
