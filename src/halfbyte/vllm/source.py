@@ -39,6 +39,8 @@ Projection = tuple[str, int | None]
 
 NEEDED = ("e_score_correction_bias",)
 """Endings of tensors that change no weight and that vLLM's models load."""
+CONV1D = (".c_attn", ".c_proj", ".c_fc")
+"""Endings of GPT-2's matrices that checkpoints have with inputs before outputs."""
 
 
 def stated_activations(settings: Mapping[str, Any]) -> str:
@@ -131,7 +133,7 @@ class Source:
                 continue
             name = self._name(key)
             if self.checkpoint.info(key).quantized:
-                yield name, tensor(self.weight(key).dequantize("float32"))
+                yield name, self._as_stored(key, tensor(self.weight(key).dequantize("float32")))
             else:
                 array = self.checkpoint[key]
                 assert not isinstance(array, QTensor)
@@ -141,6 +143,17 @@ class Source:
             gate, up = (self._bias(keys, f"{name}_proj") for name in ("gate", "up"))
             yield f"{path}.gate_up_proj_bias", torch.stack([gate, up], -1).flatten(-2)
             yield f"{path}.down_proj_bias", self._bias(keys, "down_proj")
+
+    def row_numbers(self, key: str) -> tuple[str, Tensor]:
+        """(name, column of the numbers of its rows) of a packed matrix: what a model makes of them
+        as it loads the matrix is the order in which it wants the rows.
+        """
+        rows = torch.arange(self.checkpoint.info(key).shape[0], dtype=torch.float32)[:, None]
+        return self._name(key), self._as_stored(key, rows)
+
+    def _as_stored(self, key: str, values: Tensor) -> Tensor:
+        """A packed matrix, rows first, as a dense checkpoint has it: GPT-2's has inputs first."""
+        return values.T if self.checkpoint.config.get("model_type") == "gpt2" and key.endswith(CONV1D) else values
 
     def _bias(self, keys: Mapping[Projection, str], projection: str) -> Tensor:
         """A projection's biases, (e, n)."""
