@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SDIST_LIMIT = 1_000_000
 """Bytes: the source distribution is smaller than this."""
-PLAIN_LIMIT = 1_040_000
+PLAIN_LIMIT = 1_044_900
 """Bytes of these files in the order of --shrink as Python's gzip compresses them; zopfli takes
 4.3 % off.
 """
