@@ -142,13 +142,15 @@ def test_transformers_with_compressed_tensors(tmp_path, codec, tied):
     """
     import torch
     import transformers
+    from support.quiet import quiet
 
     folder, held, dense = written(tmp_path, codec, "compressed-tensors", tied)
 
     def load(**options: Any) -> Any:
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.bfloat16, output_loading_info=True, **options
-        )
+        with quiet():
+            model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.bfloat16, output_loading_info=True, **options
+            )
         assert not info["missing_keys"]
         assert not info["unexpected_keys"]
         return model

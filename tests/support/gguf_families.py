@@ -1137,6 +1137,8 @@ def family_file(arch: str, model: Any) -> GGUF:
     bare: list[tuple[str, str, Any]] = []  # keys without the architecture's name
     if "type_vocab_size" in changes:
         bare = [("tokenizer.ggml.token_type_count", "uint32", changes["type_vocab_size"])]
+    if arch == "eurobert":
+        bare = [("tokenizer.ggml.mask_token_id", "uint32", 2)]
     if arch == "apertus":
         layers = [layer.mlp.act_fn for layer in model.model.layers]
         words = ("alpha_p", "alpha_n", "beta", "eps")

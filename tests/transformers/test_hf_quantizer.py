@@ -6,7 +6,6 @@ import copy
 import gc
 import json
 import pickle
-import warnings
 import weakref
 
 import pytest
@@ -21,6 +20,7 @@ from halfbyte.transformers import HalfbyteConfig, HalfbyteQuantizer, load_model,
 from halfbyte.transformers.hf_quantizer import _one_device
 from support.golden_case import GOLDEN
 from support.many_architectures import random_model
+from support.quiet import quiet
 from support.tiny_models import agree, ids, logits, write_tiny
 from transformers import AutoModelForCausalLM
 
@@ -34,10 +34,7 @@ MATRIX = [
 
 def from_pretrained(folder, **options):
     """Without a warning, and without a parameter that was made up."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message=r".*slowly.*")
+    with quiet("DeprecationWarning", "slowly"):
         model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
     assert not info["missing_keys"]
     assert not info["mismatched_keys"]

@@ -72,6 +72,12 @@ def _without_pooler(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     return {"type_vocab_size": _token_types(keys), "tie_word_embeddings": False, "pad_token_id": pad}
 
 
+def _eurobert(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """The token that stands for a hidden one, which transformers otherwise takes from one model."""
+    index = keys.metadata.typed("tokenizer.ggml.mask_token_id", "integer")
+    return {"mask_token_id": index} if index is not None and 0 <= index < config["vocab_size"] else {}
+
+
 def _gemma_embedding(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     """Gemma 3 whose tokens see those on both sides; the window is what both sides have together."""
     return gemma3_sizes(keys, config) | {"use_bidirectional_attention": True, "tie_word_embeddings": False}
@@ -195,6 +201,7 @@ ENCODERS: dict[str, Architecture] = {
         task="encoder",
         splits=FUSED_QKV,
         constants={"tie_word_embeddings": False},
+        extra=_eurobert,
     ),
     "llama-embed": Architecture(
         "llama",
