@@ -147,7 +147,7 @@ def test_transformers_with_compressed_tensors(tmp_path, codec, tied):
     folder, held, dense = written(tmp_path, codec, "compressed-tensors", tied)
 
     def load(**options: Any) -> Any:
-        with quiet():
+        with quiet("You passed `quantization_config`"):
             model, info = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.bfloat16, output_loading_info=True, **options
             )

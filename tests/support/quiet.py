@@ -39,4 +39,4 @@ def quiet(*allowed: str) -> Iterator[None]:
             logger.removeHandler(kept)
     said = [*kept.records, *(f"{w.category.__name__}: {w.message}" for w in caught)]
     left = [text for text in said if not any(re.search(expression, text) for expression in allowed)]
-    assert left == []
+    assert not left, "\n".join(left)
