@@ -22,8 +22,9 @@ class _Kept(logging.Handler):
 
 @contextmanager
 def quiet(*allowed: str) -> Iterator[None]:
-    """Fails where Python or a library's log warns of something that no expression of `allowed` finds.
-    transformers keeps its records from the root; what it says once a process it says again here.
+    """Fails where Python or a library's log warns of something that no expression of `allowed`
+    finds. transformers keeps its records from the root; what it says once a process it says again
+    here.
     """
     warning_once.cache_clear()
     kept = _Kept()
