@@ -32,7 +32,6 @@ OWN = {
     "glm-dsa": ("dense mlx", "indexer"),
     "gpt2": ("dense mlx", "c_fc|number of bits"),
     "gptneox": ("dense mlx", "lm_head|group size"),
-    "granitemoe": ("dense mlx", "router"),
     "granitehybrid": ("dense mlx", "Unknown layer type: linear_attention"),
     "kimi-linear": ("dense mlx", "head_dim"),
     "laguna:element": ("dense mlx", "g_proj"),
