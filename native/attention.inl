@@ -1,17 +1,17 @@
-// Part of kernels.inl: one token's attention over the keys and values of those before it, float32
-// throughout.
+// Part of kernels.inl: the products of attention and its weights, float32 throughout.
 
-// The sum of sixteen partial sums: each half is added to the other until one is left, so that every
-// vector width adds the same numbers in the same order.
+// Sixteen partial sums become one: each half is added to the other until one is left, so that every
+// vector width adds the same numbers in the same order. This adds whole vectors; `V::total` and
+// `V::totals` go on inside of one.
 template <class V, int COUNT>
-HB_INLINE float total_of(typename V::F (&parts)[COUNT]) {
+HB_INLINE typename V::F halved(typename V::F (&parts)[COUNT]) {
   if constexpr (COUNT == 1) {
-    return V::total(parts[0]);
+    return parts[0];
   } else {
     typename V::F halves[COUNT / 2];
     HB_UNROLL_FOR (int i = 0; i < COUNT / 2; ++i)
       halves[i] = V::fadd(parts[i], parts[i + COUNT / 2]);
-    return total_of<V>(halves);
+    return halved<V>(halves);
   }
 }
 
@@ -35,12 +35,17 @@ HB_INLINE void dots_tile(const float *q, const float *k, int64_t d, float *out, 
           sums[h][r][i] = V::fma(query, keys[r], sums[h][r][i]);
       }
     }
+  typename V::F each[HEADS * ROWS];
   HB_UNROLL_FOR (int h = 0; h < HEADS; ++h)
-    HB_UNROLL_FOR (int r = 0; r < ROWS; ++r) {
-      float total = total_of<V>(sums[h][r]);
-      for (int64_t i = j; i < d; ++i) total += q[h * d + i] * k[r * d + i];
-      out[h * stride + r] = total;
-    }
+    HB_UNROLL_FOR (int r = 0; r < ROWS; ++r) each[h * ROWS + r] = halved<V>(sums[h][r]);
+  if constexpr (HEADS * ROWS == V::sums_together)
+    V::totals(each, out, HEADS == 1 ? 1 : stride);
+  else
+    HB_UNROLL_FOR (int h = 0; h < HEADS; ++h)
+      HB_UNROLL_FOR (int r = 0; r < ROWS; ++r) out[h * stride + r] = V::total(each[h * ROWS + r]);
+  for (; j < d; ++j)
+    for (int h = 0; h < HEADS; ++h)
+      for (int r = 0; r < ROWS; ++r) out[h * stride + r] += q[h * d + j] * k[r * d + j];
 }
 
 template <class V, int HEADS>
@@ -110,4 +115,33 @@ void mix(const float *p, int64_t stride, int64_t heads, const float *v, int64_t 
   int64_t h = 0;
   for (; h + 4 <= heads; h += 4) mix_heads<V, 4>(p + h * stride, stride, v, rows, d, out + h * d);
   for (; h < heads; ++h) mix_heads<V, 1>(p + h * stride, stride, v, rows, d, out + h * d);
+}
+
+// Scores to weights, in place: exp((score - peak) * scale), peak the largest score, NaN where one
+// is. In lanes and without branches, which compilers vectorize.
+template <class V>
+void weigh(float *line, int64_t count, float scale, float *peak, float *sum) {
+  constexpr int lanes = 16;
+  float most[lanes];
+  int32_t nan[lanes] = {};
+  for (int j = 0; j < lanes; ++j) most[j] = line[0];
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes)
+    for (int j = 0; j < lanes; ++j) {
+      const float one = line[i + j];
+      most[j] = one > most[j] ? one : most[j];
+      nan[j] |= one != one;
+    }
+  float largest = most[0];
+  for (; i < count; ++i) {
+    largest = line[i] > largest ? line[i] : largest;
+    nan[0] |= line[i] != line[i];
+  }
+  for (int j = 0; j < lanes; ++j) {
+    largest = most[j] > largest ? most[j] : largest;
+    nan[0] |= nan[j];
+  }
+  if (nan[0]) largest = __builtin_nanf("");
+  for (i = 0; i < count; ++i) line[i] = exponential((line[i] - largest) * scale);
+  *peak = largest, *sum = sum_of<V>(line, count);
 }

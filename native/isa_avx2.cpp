@@ -43,6 +43,21 @@ struct V {
     m = _mm_add_ps(m, _mm_movehl_ps(m, m));
     return _mm_cvtss_f32(_mm_add_ss(m, _mm_shuffle_ps(m, m, 1)));
   }
+  // The totals of four vectors, one a row of `out`.
+  static constexpr int sums_together = 4;
+  static void totals(const F (&v)[4], float *out, int64_t stride) {
+    const F a = _mm256_add_ps(_mm256_permute2f128_ps(v[0], v[1], 0x20),
+                              _mm256_permute2f128_ps(v[0], v[1], 0x31));
+    const F b = _mm256_add_ps(_mm256_permute2f128_ps(v[2], v[3], 0x20),
+                              _mm256_permute2f128_ps(v[2], v[3], 0x31));
+    const F both = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xEE));
+    const F all =
+        _mm256_add_ps(_mm256_shuffle_ps(both, both, 0x88), _mm256_shuffle_ps(both, both, 0xDD));
+    const __m128 even = _mm256_castps256_ps128(all), odd = _mm256_extractf128_ps(all, 1);
+    _mm_store_ss(out, even), _mm_store_ss(out + stride, odd);
+    _mm_store_ss(out + 2 * stride, _mm_shuffle_ps(even, even, 1));
+    _mm_store_ss(out + 3 * stride, _mm_shuffle_ps(odd, odd, 1));
+  }
   static bool any_nan(F v) { return _mm256_movemask_ps(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)) != 0; }
 
   static I iset(int x) { return _mm256_set1_epi32(x); }

@@ -37,6 +37,32 @@ struct V {
     m = _mm_add_ps(m, _mm_movehl_ps(m, m));
     return _mm_cvtss_f32(_mm_add_ss(m, _mm_shuffle_ps(m, m, 1)));
   }
+  // The totals of sixteen vectors, four a row of `out`: level by level two vectors become one that
+  // has what `total` would add next of both.
+  static constexpr int sums_together = 16;
+  static void totals(const F (&v)[16], float *out, int64_t stride) {
+    F pairs[8], fours[4], eights[2];
+    for (int i = 0; i < 8; ++i) {  // v[i] and v[i + 8], two rows apart
+      const F a = v[i], b = v[i + 8];
+      pairs[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+    }
+    for (int i = 0; i < 4; ++i) {  // and those a row apart: quarters 0, 2, 1, 3 are of rows 0 to 3
+      const F a = pairs[i], b = pairs[i + 4];
+      fours[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
+    }
+    for (int i = 0; i < 2; ++i) {
+      const F a = fours[i], b = fours[i + 2];
+      eights[i] = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xEE));
+    }
+    const F all = _mm512_add_ps(_mm512_shuffle_ps(eights[0], eights[1], 0x88),
+                                _mm512_shuffle_ps(eights[0], eights[1], 0xDD));
+    // Of a quarter's four totals the middle ones are exchanged.
+    const F ordered = _mm512_shuffle_ps(all, all, 0xD8);
+    _mm_storeu_ps(out, _mm512_extractf32x4_ps(ordered, 0));
+    _mm_storeu_ps(out + 2 * stride, _mm512_extractf32x4_ps(ordered, 1));
+    _mm_storeu_ps(out + stride, _mm512_extractf32x4_ps(ordered, 2));
+    _mm_storeu_ps(out + 3 * stride, _mm512_extractf32x4_ps(ordered, 3));
+  }
   static bool any_nan(F v) { return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) != 0; }
 
   static I iset(int x) { return _mm512_set1_epi32(x); }

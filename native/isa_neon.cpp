@@ -34,6 +34,7 @@ struct V {
     const float32x2_t halves = vadd_f32(vget_low_f32(v), vget_high_f32(v));
     return vget_lane_f32(vpadd_f32(halves, halves), 0);
   }
+  static constexpr int sums_together = 0;
   static bool any_nan(F v) { return vminvq_u32(vceqq_f32(v, v)) == 0; }
 
   static I iset(int x) { return vdupq_n_s32(x); }

@@ -107,6 +107,7 @@ struct V {
       for (int i = 0; i < half; ++i) v.v[i] += v.v[i + half];
     return v.v[0];
   }
+  static constexpr int sums_together = 0;
   static bool any_nan(const F &v) {
     bool nan = false;
     for (int i = 0; i < 16; ++i) nan |= v.v[i] != v.v[i];

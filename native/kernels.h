@@ -2,6 +2,7 @@
 // `dispatch.cpp` picks one.
 #pragma once
 
+#include "functions.h"
 #include "tiles.h"
 #include "weight.h"
 
@@ -136,10 +137,12 @@ struct Kernels {
   void (*from_bf16)(const uint16_t *x, int64_t count, float *out);
   void (*to_f16)(const float *x, int64_t count, uint16_t *out);
   void (*to_bf16)(const float *x, int64_t count, uint16_t *out);
-  // q [heads][d], k [rows][d]: out[h * stride + t] = q[h] . k[t]. And out [heads][d] = sum over t
-  // of p[h * stride + t] v[t].
+  // q [heads][d], k [rows][d]: out[h * stride + t] = q[h] . k[t]. Scores to exp((score - peak) *
+  // scale), peak the largest, and their sum. And out [heads][d] = sum over t of p[h * stride + t]
+  // v[t].
   void (*dots)(const float *q, int64_t heads, const float *k, int64_t rows, int64_t d, float *out,
                int64_t stride);
+  void (*weigh)(float *line, int64_t count, float scale, float *peak, float *sum);
   void (*mix)(const float *p, int64_t stride, int64_t heads, const float *v, int64_t rows,
               int64_t d, float *out);
   double (*probe)(Probe kind, const uint8_t *data, int64_t count);  // probes.inl

@@ -66,6 +66,7 @@ constexpr Kernels table_of(const char *name) {
           to_f16<V>,
           to_bf16<V>,
           dots<V>,
+          weigh<V>,
           mix<V>,
           probe<V>,
           {}};

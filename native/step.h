@@ -9,18 +9,12 @@
 #include <functional>
 #include <vector>
 
+#include "attention.h"
 #include "linear.h"
 
 namespace halfbyte {
 
 enum class Gate : int { silu = 0, gelu_tanh = 1 };
-
-// The keys and values of a layer, [head][token][d] with `stride` floats from head to head, and the
-// tokens in view: `count` from `first` on, the new one last.
-struct LayerCache {
-  float *keys = nullptr, *values = nullptr;
-  int64_t stride = 0, first = 0, count = 0;
-};
 
 // Cosines and sines [position][d] of one kind of rotation.
 struct Angles {
@@ -56,7 +50,7 @@ class Step {
     int64_t position;
   };
   std::vector<std::function<void(const Inputs &)>> operations_;
-  std::vector<float> scores_, partial_;  // of `attend`
+  std::vector<float> scratch_;  // of `attend`
 };
 
 }  // namespace halfbyte

@@ -280,7 +280,8 @@ void bind_caches(BoundStep &s, const std::vector<nb::object> &keys,
       refuse_step("there is no table " + std::to_string(table) + " of " + text(d) + " angles");
 }
 
-void run_step(BoundStep &s, const Array &first, const Array &count, int64_t position) {
+void run_step(BoundStep &s, const Array &first, const Array &count, int64_t position,
+              int64_t token) {
   const int64_t layers = (int64_t)s.layers.size();
   const int64_t *f = elements<int64_t>("step", "first", first, layers),
                 *c = elements<int64_t>("step", "count", count, layers);
@@ -288,7 +289,9 @@ void run_step(BoundStep &s, const Array &first, const Array &count, int64_t posi
     if (f[i] < 0 || c[i] < 1 || f[i] > s.tokens[i] - c[i])
       refuse_step("tokens " + text(f[i]) + " to " + text(f[i] + c[i]) + " of layer " + text(i) +
                   "; its cache has " + text(s.tokens[i]));
-    s.layers[i].first = f[i], s.layers[i].count = c[i];
+    if (token + 1 < c[i])
+      refuse_step(text(c[i]) + " tokens up to token " + text(token) + " of the sequence");
+    s.layers[i].first = f[i], s.layers[i].count = c[i], s.layers[i].begin = token + 1 - c[i];
   }
   if (!s.rotations.empty() && (position < 0 || position >= s.positions))
     refuse_step("position " + text(position) + " of " + text(s.positions));
@@ -299,7 +302,35 @@ void run_step(BoundStep &s, const Array &first, const Array &count, int64_t posi
   s.run(s.layers.data(), s.tables.data(), position);
 }
 
+// softmax(scale q . keys) values for the last tokens of a cache, of which `count` tokens are filled
+// and the first is token `begin` of the sequence.
+void attend(const Array &q, const Array &keys, const Array &values, int64_t count, int64_t begin,
+            int64_t window, float scale, const Array &y) {
+  if (q.ndim != 3 || keys.ndim != 3 || !q.shape[0] || !q.shape[1] || !q.shape[2] ||
+      keys.shape[2] != q.shape[2] || !keys.shape[0] || q.shape[0] % keys.shape[0])
+    throw ShapeProblem("[attend] q " + q.describe() + " and keys " + keys.describe() +
+                       "; (heads, tokens, d) and (kv_heads, tokens, d) are allowed");
+  if (!std::equal(keys.shape, keys.shape + 3, values.shape) || values.ndim != 3)
+    throw ShapeProblem("[attend] keys " + keys.describe() + " and values " + values.describe() +
+                       " differ");
+  const int64_t tokens = q.shape[1];
+  if (count < tokens || count > keys.shape[1] || begin < 0 || window < 1)
+    throw ShapeProblem("[attend] " + text(tokens) + " tokens, " + text(count) + " cached of " +
+                       text(keys.shape[1]) + ", begin " + text(begin) + ", window " + text(window));
+  const Heads heads{q.shape[0], keys.shape[0], q.shape[2]};
+  LayerCache cache;
+  cache.keys = elements<float>("attend", "keys", keys, -1);
+  cache.values = elements<float>("attend", "values", values, -1);
+  cache.stride = keys.shape[1] * heads.d, cache.count = count, cache.begin = begin;
+  const float *from = elements<float>("attend", "q", q, -1);
+  float *to = elements<float>("attend", "y", y, q.size());
+  WithoutGil computing;
+  attend_prompt(from, tokens, heads, scale, cache, window, to);
+}
+
 void bind_step(nb::module_ &m) {  // for halfbyte/transformers/decode/native_step.py
+  m.def("attend", &attend, nb::arg("q"), nb::arg("keys"), nb::arg("values"), nb::arg("count"),
+        nb::arg("begin"), nb::arg("window"), nb::arg("scale"), nb::arg("y"));
   nb::enum_<Gate>(m, "Gate").value("silu", Gate::silu).value("gelu_tanh", Gate::gelu_tanh);
   nb::class_<BoundStep>(m, "Step")
       .def(nb::init<>())

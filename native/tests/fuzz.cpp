@@ -328,9 +328,16 @@ void steps(Input &in) {
   LayerCache cache;
   cache.keys = at[4], cache.values = at[5], cache.stride = tokens * d;
   cache.first = in.below(tokens), cache.count = 1 + in.below(tokens - cache.first);
+  cache.begin = in.below(300);
   Angles angles;
   angles.cosines = at[6], angles.sines = at[7], angles.d = d;
   step.run(&cache, &angles, in.below(positions));
+  const int64_t prompt = 1 + in.below(cache.count), size = heads * prompt * d;
+  Guarded queries((size_t)size * 4), out((size_t)size * 4);
+  for (int64_t i = 0; i < size; ++i)
+    queries.as<float>()[i] = any ? at[4][i % (kv_heads * tokens * d)] : normal();
+  attend_prompt(queries.as<float>(), prompt, {heads, kv_heads, d}, 0.1f, cache, 1 + in.below(200),
+                out.as<float>());
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ from halfbyte.cli import main
 from halfbyte.errors import BackendError
 from halfbyte.formats import codec_names, format_named
 from support.gguf_models import dense_model, write
+from support.gguf_writer import Q8_0
 
 
 @pytest.fixture(autouse=True)
@@ -268,6 +269,7 @@ def test_a_model_beside_llama_takes_turns_and_medians(tmp_path, monkeypatch, cap
         order.append(what)
         late = len(order) > 6  # the third round is twice as fast: medians do not see it
         return {
+            "engine": "native",
             "ready_s": 1.0,
             "peak_mb": 500.0,
             "prompt_tokens_per_s": 100 * speed[what] * (1 + late),
@@ -291,7 +293,7 @@ def test_a_model_without_llama_says_what_is_missing(tmp_path, monkeypatch, capsy
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF")
     monkeypatch.setattr(model, "find_spec", lambda name: None)
-    monkeypatch.setattr(model, "run_one", lambda *_: dict.fromkeys(model.MEASURED, 1.0))
+    monkeypatch.setattr(model, "run_one", lambda *_: {"engine": "native"} | dict.fromkeys(model.MEASURED, 1.0))
     assert main(["bench", "--model", str(file), "--rounds", "1", "--activations", "int8"]) == 0
     shown = capsys.readouterr()
     assert "llama.cpp is left out: llama_cpp is not installed" in shown.err
@@ -307,9 +309,12 @@ def test_a_contender_that_fails_is_named_with_its_last_words(tmp_path):
         model.run_one("int8", file, 1, 8, 8, "wall")
 
 
-def test_a_tiny_model_in_a_process_of_its_own(tmp_path):
-    file = write(tmp_path / "m.gguf", "llama", dense_model("llama"), packed=True)
+@pytest.mark.parametrize(("name", "engine"), [("llama", "native"), ("phi3", "transformers")])
+def test_a_tiny_model_in_a_process_of_its_own(tmp_path, name, engine):
+    """By the engine that `generate` takes."""
+    file = write(tmp_path / "m.gguf", name, dense_model(name), packed=True, kinds=(Q8_0,))
     found = model.run_one("int8", file, 1, 8, 4, "wall")
+    assert found.pop("engine") == engine
     assert set(found) == set(model.MEASURED)
     assert min(found.values()) > 0
 

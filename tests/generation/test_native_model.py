@@ -71,22 +71,26 @@ def test_int8_activations_are_the_cores(name, tmp_path):
     assert np.abs(ours - theirs).max() < 0.25 * rounding, "a code next to the other where an activation is halfway"
 
 
-def test_scores_in_memory_are_bounded(tmp_path, monkeypatch):
-    """A prompt goes through in fewer tokens where heads · tokens · context is large."""
-    seen = []
-    plain = module._attention
-    monkeypatch.setattr(
-        module, "_attention", lambda q, cache, scaling: seen.append((q.shape, cache.count)) or plain(q, cache, scaling)
-    )
-    monkeypatch.setattr(module, "SCORES", 4 * 24)
-    with open_checkpoint(packed_file(tmp_path, "llama")) as checkpoint:
-        model = native_model(checkpoint)
-    whole, parts = model.session(), model.session()
-    prompt = list(range(3, 23))
-    logits = parts(prompt)
-    assert max(heads * count * length for (heads, count, _), length in seen) <= 4 * 24
-    monkeypatch.setattr(module, "SCORES", 1 << 23)
-    assert agree(torch.from_numpy(logits), torch.from_numpy(whole(prompt)))
+@pytest.mark.parametrize("activations", ["exact", "int8"])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_logits_have_the_same_bits_however_a_text_is_cut(name, activations, tmp_path, monkeypatch):
+    """Past a window of 4, past the splits of 64 tokens whose scores are weighed together, past the
+    room of the caches; on every instruction set that the core has here.
+    """
+    monkeypatch.setattr(module, "SPARE", 5)
+    with open_checkpoint(packed_file(tmp_path, name)) as checkpoint:
+        model = native_model(checkpoint, activations)
+    rng = np.random.default_rng(0)
+    ids = rng.integers(3, 40, 150).tolist()
+    one_by_one = model.session()
+    wanted = [one_by_one([token]) for token in ids]
+    for chunk, cuts in ((256, [150]), (256, [1, 64, 65, 128, 149, 150]), (7, [150]), (256, rng.choice(150, 9)), (256, [70, 150])):
+        monkeypatch.setattr(module, "CHUNK", chunk)
+        session, at = model.session(), 0
+        for cut in np.unique(cuts).tolist():
+            if cut > at:
+                assert np.array_equal(session(ids[at:cut]), wanted[cut - 1]), (chunk, at, cut)
+                at = cut
 
 
 LINEAR, PLAIN = {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}, {"rope_type": "default", "rope_theta": 5e5}

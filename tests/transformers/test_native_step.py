@@ -190,7 +190,7 @@ def operations():
 
 
 def run(step, first=(), count=()):
-    step.run(np.array(first, np.int64), np.array(count, np.int64), 0)
+    step.run(np.array(first, np.int64), np.array(count, np.int64), 0, 499)
 
 
 def normal(seed, *shape):

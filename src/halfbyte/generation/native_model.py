@@ -6,10 +6,11 @@ transformers.
     logits = session(prompt_ids)              float32 (vocabulary,), after the last token
     logits = session([token])
 
-A prompt goes through each layer as one matrix: packed products, norms and gates by the core's
-kernels, rotation and attention in float32 by NumPy. A single token is one list of the core's
-operations (`decoder_layer.append_layer`). Logits equal those of transformers' own float32 code up
-to the order of sums (1e-6 of the largest).
+A prompt goes through each layer as one matrix: packed products, norms, gates and attention by the
+core's kernels, rotation in float32 by NumPy. A single token is one list of the core's operations
+(`decoder_layer.append_layer`). Logits have the same bits however a text is cut into calls, on every
+instruction set, and equal those of transformers' own float32 code up to the order of sums (1e-6 of
+the largest).
 """
 
 from __future__ import annotations
@@ -66,8 +67,6 @@ ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 UNSUPPORTED_OPTIONS = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 CHUNK = 256
 """Tokens of a prompt that go through the layers at once, at most."""
-SCORES = 1 << 23
-"""Scores of a layer that are in memory at once, at most: 32 MB."""
 SPARE = 128
 """Free tokens behind the keys and values after a reallocation."""
 
@@ -158,11 +157,8 @@ class NativeSession:
         if len(ids) == 1 and self.positions:
             hidden = self.step(ids[0])
         else:
-            at, group = 0, self.model.layers[0].parts
-            while at < len(ids):
-                count = _chunk(len(ids) - at, self.positions, group.q.outputs // group.head_dim)
-                hidden = self._prompt(np.asarray(ids[at : at + count], np.int64), at + count == len(ids))
-                at += count
+            for at in range(0, len(ids), CHUNK):
+                hidden = self._prompt(np.asarray(ids[at : at + CHUNK], np.int64), at + CHUNK >= len(ids))
         self.tokens += ids
         logits: F32 = self.model.logits(hidden)[0]
         return logits
@@ -248,7 +244,7 @@ class NativeSession:
         self._x[:] = self._embedded(np.array([token]))[0]
         ends = np.array([cache.count + 1 for cache in self._caches])
         seen = np.array([cache.seen(1) for cache in self._caches])
-        self._operations.run(ends - seen, seen, self._written)
+        self._operations.run(ends - seen, seen, self._written, self.positions)
         for cache in self._caches:
             cache.count += 1
         self._written += 1
@@ -280,13 +276,14 @@ class NativeSession:
 
 
 class _Cache:
-    """Keys and values [kv_heads, capacity, d] of one layer; the first `count` tokens are filled. A
-    layer with a window drops what none of its later tokens sees, when it moves.
+    """Keys and values [kv_heads, capacity, d] of one layer; the first `count` tokens are filled,
+    and the first one is token `begin` of the sequence. A layer with a window drops what none of its
+    later tokens sees, when it moves.
     """
 
     def __init__(self, layer: Layer) -> None:
         parts = layer.parts
-        self.window, self.count = layer.window, 0
+        self.window, self.count, self.begin = layer.window, 0, 0
         self._heads, self._d = parts.k.outputs // parts.head_dim, parts.head_dim
         self.keys = self.values = np.empty((self._heads, 0, self._d), np.float32)
 
@@ -295,6 +292,7 @@ class _Cache:
         if self.count + more > self.keys.shape[1]:
             kept = self.count if self.window is None else min(self.count, self.window - 1)
             self.keys, self.values = (self._moved(a, kept, more) for a in (self.keys, self.values))
+            self.begin += self.count - kept
             self.count = kept
         return int(self.keys.shape[1]) - self.count
 
@@ -324,16 +322,6 @@ class _Cache:
         return end if self.window is None else min(end, self.window)
 
 
-def _chunk(left: int, before: int, heads: int) -> int:
-    """Tokens of a prompt that go through at once: `SCORES` bounds heads · tokens · (before +
-    tokens).
-    """
-    count = min(left, CHUNK)
-    while count > 1 and heads * count * (before + count) > SCORES:
-        count //= 2
-    return count
-
-
 def _normed(x: F32, norm: Norm) -> F32:
     """Rows of the norm's width, normed."""
     y, operations = np.empty(x.shape, np.float32), native().Step()
@@ -361,7 +349,7 @@ def _gate(function: str, gate: F32, up: F32) -> F32:
 def _run(operations: Any) -> None:
     """Operations without attention or rotations."""
     operations.bind([], [], [], [])
-    operations.run(np.empty(0, np.int64), np.empty(0, np.int64), 0)
+    operations.run(np.empty(0, np.int64), np.empty(0, np.int64), 0, 0)
 
 
 def _attention(q: F32, cache: _Cache, scaling: float) -> F32:
@@ -369,23 +357,10 @@ def _attention(q: F32, cache: _Cache, scaling: float) -> F32:
     [tokens, heads · d]. A token sees itself and what precedes it, as far as the window.
     """
     heads, count, d = q.shape
-    first = 0 if cache.window is None else max(0, cache.count - count - cache.window + 1)
-    keys, values = cache.keys[:, first : cache.count], cache.values[:, first : cache.count]
-    length = cache.count - first
-    scores = (q.reshape(len(keys), -1, d) @ keys.transpose(0, 2, 1)).reshape(heads, count, length)
-    scores *= np.float32(scaling)
-    own = np.arange(length - count, length)[:, None]  # a token's position among the keys
-    position = np.arange(length)
-    hidden = position > own
-    if cache.window is not None:
-        hidden |= position <= own - cache.window
-    if hidden.any():
-        np.copyto(scores, np.float32(-np.inf), where=hidden)
-    scores -= scores.max(axis=-1, keepdims=True)
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-    mixed = (scores.reshape(len(keys), -1, length) @ values).reshape(heads, count, d)
-    return np.asarray(mixed.transpose(1, 0, 2), np.float32).reshape(count, heads * d)
+    y = np.empty((count, heads * d), np.float32)
+    window = cache.window or np.iinfo(np.int64).max
+    native().attend(np.ascontiguousarray(q), cache.keys, cache.values, cache.count, cache.begin, window, scaling, y)
+    return y
 
 
 # ----------------------------------------------------------------------------------------------

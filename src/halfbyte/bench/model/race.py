@@ -87,7 +87,7 @@ def bench_model(
         record: Record = {
             "record": "model", "peer": "halfbyte" if ours else LLAMA, "activations": what if ours else "int8",
             "format": path.name, "device": "cpu", "name": machine_name(), "threads": threads, "clock": clock,
-            "prompt": prompt, "decode": decode,
+            "prompt": prompt, "decode": decode, "engine": runs[what][-1]["engine"],
             **medians[what],
         }  # fmt: skip
         if ours and with_llama:

@@ -30,40 +30,48 @@ def prompt_ids(count: int, vocabulary: int) -> list[int]:
     return [2, *((1000 + 37 * i) % vocabulary for i in range(1, count))]
 
 
-Made = tuple[Iterator[Step], int, float]
-"""(a generator of fresh states of a model, each a function from new tokens to the next one; the
-size of the vocabulary; seconds until the model was ready).
+Made = tuple[str, Iterator[Step], int, float]
+"""(what computes the model; a generator of its fresh states, each a function from new tokens to the
+next one; the size of the vocabulary; seconds until the model was ready).
 """
 
 
 def halfbyte(mode: str, path: str, threads: int, now: Clock) -> Made:
-    """halfbyte's model, every packed product in the given mode of activations."""
+    """halfbyte's model, every packed product in the given mode of activations, by the engine that
+    `generate` takes by itself: the native decoder where it computes the model, else transformers.
+    """
+    from ...backends.cpu import set_threads
     from ...checkpoints import open as open_checkpoint
+    from ...generation.native_model import native_reader
 
-    open_checkpoint(path).close()  # what is damaged is reported before torch is imported
+    set_threads(threads)
+    start = now()
+    with open_checkpoint(path) as checkpoint:
+        reader = native_reader(checkpoint, mode)
+        if not isinstance(reader, str):
+            model = reader.model()
+            return "native", _states(model.session), model.head.shape[0], now() - start
     import torch
 
-    from ...backends.cpu import set_threads
     from ...transformers import load_model
     from ...transformers.decode.session import DecodeSession
     from ...transformers.load import import_model_code
 
     torch.set_num_threads(threads)
-    set_threads(threads)
     import_model_code(path)
     start = now()
-    model, _ = load_model(path, activations=mode)
-    ready = now() - start
+    loaded, _ = load_model(path, activations=mode)
+    vocabulary = loaded.config.get_text_config().vocab_size
+    return "transformers", _states(lambda: DecodeSession(loaded)), vocabulary, now() - start
 
-    def states() -> Iterator[Step]:
-        while True:
-            yield partial(_likeliest, DecodeSession(model))
 
-    return states(), model.config.get_text_config().vocab_size, ready
+def _states(session: Callable[[], Any]) -> Iterator[Step]:
+    while True:
+        yield partial(_likeliest, session())
 
 
 def _likeliest(text: Callable[[list[int]], Any], ids: list[int]) -> int:
-    return int(np.argmax(text(ids).numpy()))
+    return int(np.argmax(np.asarray(text(ids))))
 
 
 def llama(path: str, threads: int, context: int, now: Clock) -> Made:
@@ -85,14 +93,14 @@ def llama(path: str, threads: int, context: int, now: Clock) -> Made:
 
             yield step
 
-    return states(), model.n_vocab(), ready
+    return "llama.cpp", states(), model.n_vocab(), ready
 
 
 def main(what: str, path: str, threads: int, prompt: int, decode: int, clock: str) -> None:
     """Measure one contender and print its record."""
     now = CLOCKS[clock]
     made = llama(path, threads, prompt + decode + 8, now) if what == "llama.cpp" else halfbyte(what, path, threads, now)
-    states, vocabulary, ready = made
+    engine, states, vocabulary, ready = made
     ids = prompt_ids(prompt, vocabulary)
     next(states)(ids)
     step = next(states)
@@ -106,6 +114,7 @@ def main(what: str, path: str, threads: int, prompt: int, decode: int, clock: st
     print(
         json.dumps(
             {
+                "engine": engine,
                 "ready_s": ready,
                 "peak_mb": peak_memory() / 1e6,
                 "prompt_tokens_per_s": prompt / prompt_seconds,

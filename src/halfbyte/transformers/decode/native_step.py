@@ -138,7 +138,7 @@ class Step:
         end = self._kept_tokens + self.written + 1
         count = np.minimum(end, self.windows)
         follow_torch()
-        self._operations.run(end - count, count, self.written)
+        self._operations.run(end - count, count, self.written, self._start + self.written)
         self.written += 1
         return self.out
 
@@ -150,7 +150,7 @@ class Step:
 
     def _open(self) -> None:
         self.room = min(SPARE, *(layer.open() for layer in self.layers))
-        start = self.layers[0].get_seq_length()
+        start = self._start = self.layers[0].get_seq_length()
         self._kept_tokens = np.array([layer.keys.shape[-2] for layer in self.layers])
         positions = torch.arange(start, start + self.room)[None]
         tables = [self.rotary(self.x, positions, *kind) for kind in self.kinds]
