@@ -1,4 +1,4 @@
-// Part of kernels.inl: activations to 8 bits, sums, half precision.
+// Part of kernels.inl: activations to 8 bits, sums, half precision, gates.
 
 // -------------------------------------------------------------------------------------------------------------------
 // activations
@@ -130,4 +130,20 @@ void to_f16(const float *x, int64_t count, uint16_t *out) {
 template <class V>
 void to_bf16(const float *x, int64_t count, uint16_t *out) {
   for (int64_t i = 0; i < count; ++i) out[i] = float_to_bfloat(x[i]);
+}
+
+// -------------------------------------------------------------------------------------------------------------------
+// gates
+
+// y = f(gate) * up, in operations that compilers vectorize. gelu_tanh(x) = x (1 + tanh u) / 2 =
+// x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
+template <class V>
+void apply_gate(Gate f, const float *gate, const float *up, int64_t count, float *y) {
+  if (f == Gate::silu)
+    for (int64_t i = 0; i < count; ++i) y[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+  else
+    for (int64_t i = 0; i < count; ++i) {
+      const float x = gate[i], u = 0.7978845608028654f * (x + 0.044715f * (x * x * x));
+      y[i] = x / (1.0f + exponential(-2.0f * u)) * up[i];
+    }
 }

@@ -6,6 +6,8 @@
 
 namespace halfbyte {
 
+enum class Gate : int { silu = 0, gelu_tanh = 1 };
+
 // exp(x) within 2 units in the last place from -87 to 88: x = n log 2 + r, 2^n set as an exponent,
 // exp(r) by the polynomial of Cephes' expf. Beyond, the value at the end; NaN stays.
 static inline float exponential(float x) {

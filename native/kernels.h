@@ -137,6 +137,8 @@ struct Kernels {
   void (*from_bf16)(const uint16_t *x, int64_t count, float *out);
   void (*to_f16)(const float *x, int64_t count, uint16_t *out);
   void (*to_bf16)(const float *x, int64_t count, uint16_t *out);
+  // y = f(gate) * up; y may be either.
+  void (*gate)(Gate f, const float *gate, const float *up, int64_t count, float *y);
   // q [heads][d], k [rows][d]: out[h * stride + t] = q[h] . k[t]. Scores to exp((score - peak) *
   // scale), peak the largest, and their sum. And out [heads][d] = sum over t of p[h * stride + t]
   // v[t].

@@ -65,6 +65,7 @@ constexpr Kernels table_of(const char *name) {
           from_bf16<V>,
           to_f16<V>,
           to_bf16<V>,
+          apply_gate<V>,
           dots<V>,
           weigh<V>,
           mix<V>,

@@ -4,10 +4,13 @@
 #include <cstring>
 
 #include "dispatch.h"
-#include "functions.h"
+#include "pool.h"
 
 namespace halfbyte {
 namespace {
+
+// Elements of a gate or of norms that are one task: those of one token are.
+constexpr int64_t kElements = 1 << 14;
 
 float square_sum(const float *x, int64_t count) {
   float sum;
@@ -27,12 +30,15 @@ void Step::product(const Weight &w, const float *x, const float *bias, Activatio
 }
 
 void Step::norm(const float *x, const float *scale, int64_t rows, int64_t d, float eps, float *y) {
+  const int64_t together = d < kElements ? kElements / d : 1;
   operations_.push_back([=](const Inputs &) {
-    for (int64_t r = 0; r < rows; ++r) {
-      const float *from = x + r * d;
-      const float factor = 1.0f / std::sqrt(square_sum(from, d) / (float)d + eps);
-      for (int64_t i = 0; i < d; ++i) y[r * d + i] = from[i] * factor * scale[i];
-    }
+    parallel_for((rows + together - 1) / together, [&](int64_t i) {
+      for (int64_t r = i * together; r < rows && r < (i + 1) * together; ++r) {
+        const float *from = x + r * d;
+        const float factor = 1.0f / std::sqrt(square_sum(from, d) / (float)d + eps);
+        for (int64_t j = 0; j < d; ++j) y[r * d + j] = from[j] * factor * scale[j];
+      }
+    });
   });
 }
 
@@ -66,18 +72,12 @@ void Step::attend(int layer, const float *q, const float *k, const float *v, int
 }
 
 void Step::gate(Gate f, const float *gate, const float *up, int64_t count, float *y) {
-  // gelu_tanh(x) = x (1 + tanh u) / 2 = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
-  if (f == Gate::silu)
-    operations_.push_back([=](const Inputs &) {
-      for (int64_t i = 0; i < count; ++i) y[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+  operations_.push_back([=](const Inputs &) {
+    parallel_for((count + kElements - 1) / kElements, [&](int64_t i) {
+      const int64_t at = i * kElements, left = count - at < kElements ? count - at : kElements;
+      kernels().gate(f, gate + at, up + at, left, y + at);
     });
-  else
-    operations_.push_back([=](const Inputs &) {
-      for (int64_t i = 0; i < count; ++i) {
-        const float x = gate[i], u = 0.7978845608028654f * (x + 0.044715f * (x * x * x));
-        y[i] = x / (1.0f + exponential(-2.0f * u)) * up[i];
-      }
-    });
+  });
 }
 
 void Step::add(const float *x, int64_t count, float *y) {

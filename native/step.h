@@ -10,11 +10,10 @@
 #include <vector>
 
 #include "attention.h"
+#include "functions.h"
 #include "linear.h"
 
 namespace halfbyte {
-
-enum class Gate : int { silu = 0, gelu_tanh = 1 };
 
 // Cosines and sines [position][d] of one kind of rotation.
 struct Angles {
