@@ -280,6 +280,9 @@ void bind_caches(BoundStep &s, const std::vector<nb::object> &keys,
       refuse_step("there is no table " + std::to_string(table) + " of " + text(d) + " angles");
 }
 
+// Tokens of a sequence, at most: no sum of positions overflows.
+constexpr int64_t kLongest = (int64_t)1 << 48;
+
 void run_step(BoundStep &s, const Array &first, const Array &count, int64_t position,
               int64_t token) {
   const int64_t layers = (int64_t)s.layers.size();
@@ -289,7 +292,7 @@ void run_step(BoundStep &s, const Array &first, const Array &count, int64_t posi
     if (f[i] < 0 || c[i] < 1 || f[i] > s.tokens[i] - c[i])
       refuse_step("tokens " + text(f[i]) + " to " + text(f[i] + c[i]) + " of layer " + text(i) +
                   "; its cache has " + text(s.tokens[i]));
-    if (token + 1 < c[i])
+    if (token < c[i] - 1 || token >= kLongest)
       refuse_step(text(c[i]) + " tokens up to token " + text(token) + " of the sequence");
     s.layers[i].first = f[i], s.layers[i].count = c[i], s.layers[i].begin = token + 1 - c[i];
   }
@@ -305,7 +308,10 @@ void run_step(BoundStep &s, const Array &first, const Array &count, int64_t posi
 // softmax(scale q . keys) values for the last tokens of a cache, of which `count` tokens are filled
 // and the first is token `begin` of the sequence.
 void attend(const Array &q, const Array &keys, const Array &values, int64_t count, int64_t begin,
-            int64_t window, float scale, const Array &y) {
+            int64_t window, float scale, nb::handle out) {
+  Array y;
+  if (!Array::from(out, y)) throw ShapeProblem("[attend] y is no array in memory");
+  check_writable("attend", "y", out);
   if (q.ndim != 3 || keys.ndim != 3 || !q.shape[0] || !q.shape[1] || !q.shape[2] ||
       keys.shape[2] != q.shape[2] || !keys.shape[0] || q.shape[0] % keys.shape[0])
     throw ShapeProblem("[attend] q " + q.describe() + " and keys " + keys.describe() +
@@ -314,7 +320,8 @@ void attend(const Array &q, const Array &keys, const Array &values, int64_t coun
     throw ShapeProblem("[attend] keys " + keys.describe() + " and values " + values.describe() +
                        " differ");
   const int64_t tokens = q.shape[1];
-  if (count < tokens || count > keys.shape[1] || begin < 0 || window < 1)
+  if (count < tokens || count > keys.shape[1] || begin < 0 || begin > kLongest - count ||
+      window < 1)
     throw ShapeProblem("[attend] " + text(tokens) + " tokens, " + text(count) + " cached of " +
                        text(keys.shape[1]) + ", begin " + text(begin) + ", window " + text(window));
   const Heads heads{q.shape[0], keys.shape[0], q.shape[2]};

@@ -105,8 +105,9 @@ def test_threads_change_nothing():
         {"q": normal(0, 3, 4, 8)}, {"q": normal(0, 4, 4, 6)}, {"q": normal(0, 4, 0, 8)}, {"q": normal(0, 4, 8)},
         {"keys": normal(0, 2, 9, 8)}, {"values": normal(0, 2, 10, 7)},
         {"keys": normal(0, 0, 10, 8), "values": normal(0, 0, 10, 8)},
-        {"count": 3}, {"count": 11}, {"count": -1}, {"begin": -1}, {"window": 0}, {"y": np.empty((4, 31), np.float32)},
-        {"y": np.empty((4, 32))}, {"q": normal(0, 4, 8, 8)[:, ::2]},
+        {"count": 3}, {"count": 11}, {"count": -1}, {"begin": -1}, {"begin": 1 << 48}, {"begin": ALL}, {"window": 0},
+        {"y": np.empty((4, 31), np.float32)}, {"y": np.empty((4, 32))}, {"y": np.frombuffer(bytes(512), np.float32).reshape(4, 32)},
+        {"q": normal(0, 4, 8, 8)[:, ::2]},
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(change):
