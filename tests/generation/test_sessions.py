@@ -90,6 +90,38 @@ def test_every_architecture_goes_back_or_keeps_all(arch):
         check(functools.partial(DecodeSession, model), LENGTH - 2)
 
 
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_every_architecture_goes_on_as_if_it_read_the_text_at_once(arch):
+    """A text that goes on behind a session's, by several tokens: some models with other states than
+    keys and values compute such tokens as if none preceded them.
+    """
+    model = family_model(arch).eval()
+    if not model.can_generate() or model.config.is_encoder_decoder:
+        return
+    whole = [*PROMPT, *SINGLE, *OTHER]
+    with torch.inference_mode():
+        session, first = resumed(started(functools.partial(DecodeSession, model)), whole)
+        session = session or DecodeSession(model)
+        assert agree(fed(session, whole[first:]), fed(DecodeSession(model), whole))
+    assert first == LENGTH or model._is_stateful or "conv" in str(getattr(model.config, "layer_types", ""))
+
+
+@pytest.mark.parametrize("arch", ["mamba", "mamba2", "mamba:falcon", "jamba", "gptneox"])
+def test_a_long_prompt_of_a_model_with_states_is_one_pass(talker, arch, monkeypatch):
+    """Their attention is transformers' "eager" one, which would divide it."""
+    monkeypatch.setattr("halfbyte.generation.single.STORED_SCORES", 64)
+    model = family_model(arch).eval()
+    model.config._attn_implementation = "eager"
+    passes, plain = [], DecodeSession.__call__
+    monkeypatch.setattr(DecodeSession, "__call__", lambda self, ids: passes.append(len(ids)) or plain(self, ids))
+    prompt = [token % 40 for token in range(40)]
+    found = Generation(model, talker[1], prompt, max_tokens=1, stop_ids=set(range(model.config.vocab_size)))
+    list(found)
+    assert passes == ([16, 16, 8] if arch == "gptneox" else [40])
+    with torch.inference_mode():
+        assert found.tokens == [int(model(torch.tensor([prompt])).logits[0, -1].argmax())]
+
+
 @pytest.mark.parametrize(("ids", "first"), [
     ([1, 2, 3, 4, 9], 4), ([1, 2, 3, 4], 3), ([1, 2, 9], 2), ([1], 0), ([9, 2], 0), ([1, 2, 3, 4, 5, 6], 4),
 ])  # fmt: skip
@@ -167,3 +199,16 @@ def test_a_conversation_begun_anew_keeps_what_it_has_in_common(talker):
     chat.reset()
     list(chat.say("<tok7> <tok8> <tok10>"))
     assert chat.last.session.tokens[: len(chat.last.prompt_ids)] == chat.last.prompt_ids
+
+
+def test_a_message_without_a_reply_does_not_join_the_conversation(talker):
+    """Its prompt does not fit the context: the next message is answered as if it had not been."""
+    chat, other = Chat(*talker, max_tokens=2), Chat(*talker, max_tokens=2)
+    list(chat.say("<tok7>"))
+    before = list(chat.messages)
+    with pytest.raises(GenerationError, match="tokens; the model takes up to"):
+        list(chat.say("<tok8> " * chat.last.context))
+    assert chat.messages == before
+    list(other.say("<tok7>"))
+    assert "".join(chat.say("<tok9>")) == "".join(other.say("<tok9>"))
+    assert chat.messages == other.messages

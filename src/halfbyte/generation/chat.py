@@ -63,19 +63,24 @@ class Chat:
 
     def say(self, text: str) -> Iterator[str]:
         """The reply to `text`, a piece at a time; it joins the conversation when it ends, or when
-        the caller stops reading.
+        the caller stops reading. A `text` whose prompt cannot be made, or does not fit the model's
+        context, does not join it.
         """
         self.messages.append({"role": "user", "content": text})
-        self.last = Generation(
-            self.model,
-            self.tokenizer,
-            self.prompt(),
-            max_tokens=self.max_tokens,
-            sampling=self.sampling,
-            stop=self.stop,
-            stop_ids=self.stop_ids,
-            session=self.last.session if self.last else None,
-        )
+        try:
+            self.last = Generation(
+                self.model,
+                self.tokenizer,
+                self.prompt(),
+                max_tokens=self.max_tokens,
+                sampling=self.sampling,
+                stop=self.stop,
+                stop_ids=self.stop_ids,
+                session=self.last.session if self.last else None,
+            )
+        except BaseException:
+            self.messages.pop()
+            raise
         pieces: list[str] = []
         try:
             for piece in self.last:

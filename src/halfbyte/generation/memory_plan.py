@@ -256,12 +256,14 @@ def _padded_rows(pairs: int, experts: int) -> int | None:
 
 def _stores_scores(config: Any) -> bool:
     """`single.TransformersModel.stores_scores` of a configuration: transformers has no fused
-    attention for the architecture.
+    attention for the architecture, which keeps nothing but keys and values.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    kind = type(config)
-    return kind in MODEL_FOR_CAUSAL_LM_MAPPING and not MODEL_FOR_CAUSAL_LM_MAPPING[kind]._supports_sdpa
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return False
+    model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return not model._supports_sdpa and not getattr(model, "_is_stateful", False)
 
 
 def _loading(sizes: Iterable[int]) -> int:

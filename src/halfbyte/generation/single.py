@@ -246,10 +246,14 @@ class TransformersModel:
     def stores_scores(self) -> bool:
         """True for a decoder whose attention is transformers' "eager" one (gpt-oss, since torch's
         fused attention has no sinks). An encoder-decoder model reads a text in one pass in any
-        case.
+        case, and a model with other states than keys and values must.
         """
-        two_sides = getattr(self.model.config, "is_encoder_decoder", False)
-        return getattr(self.model.config, "_attn_implementation", None) == "eager" and not two_sides
+        config = self.model.config
+        if getattr(config, "_attn_implementation", None) != "eager" or getattr(config, "is_encoder_decoder", False):
+            return False
+        from ..transformers.compat import keeps_states
+
+        return not keeps_states(self.model)
 
     def session(self) -> Any:
         """One empty sequence: a function of tokens that returns the last one's logits."""

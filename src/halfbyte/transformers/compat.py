@@ -36,6 +36,7 @@ __all__ = [
     "WeightRenaming",
     "cache_name",
     "get_model_conversion_mapping",
+    "keeps_states",
     "prefer_callers_config",
 ]
 
@@ -79,6 +80,14 @@ def cache_name(model: Any) -> str:
     versions, `past_key_values` in older ones.
     """
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def keeps_states(model: Any) -> bool:
+    """Whether a model has more of earlier tokens than keys and values in its cache: states, such as
+    Mamba's, or keys in a module (GLM's indexer before 5.17). Several tokens are then computed right
+    in one pass alone, the first one.
+    """
+    return getattr(model, "_is_stateful", False) or any(hasattr(m, "_cached_keys") for m in model.modules())
 
 
 def prefer_callers_config(kind: type) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
-from ..compat import DynamicLayer, DynamicSlidingWindowLayer, cache_name
+from ..compat import DynamicLayer, DynamicSlidingWindowLayer, cache_name, keeps_states
 from .kv_cache import GrowingLayer, GrowingSlidingLayer, growing_cache
 from .native_step import Step, native_step
 
@@ -48,21 +49,29 @@ class DecodeSession:
         return logits
 
     def rewind(self, count: int) -> bool:
-        """Forget all tokens but the first `count`. False, and nothing is forgotten, where the cache
-        does not allow it: other states than keys and values, a window that has moved on, a model
-        with an encoder.
+        """Forget all tokens but the first `count`; several may follow. False, and nothing is
+        forgotten, where the cache does not allow it: other states than keys and values, a window
+        that has moved on, a model with an encoder.
         """
         back = len(self.tokens) - count
-        if self._two_sides or (back and not self._crop(back)):
+        if not self._has_keys_alone() or (back and not self._crop(back)):
             return False
         del self.tokens[count:]
         return True
 
+    def _has_keys_alone(self) -> bool:
+        """Whether what the model has of earlier tokens is in its cache, as keys and values. Other
+        states are for one token at a time: of several, Mamba and others compute the first as if
+        nothing preceded it.
+        """
+        if type(self.state) is not DynamicCache or keeps_states(self.model):  # MiniMax derives from it
+            return False
+        return not any(hasattr(layer, "conv_states") for layer in self.state.layers)
+
     def _crop(self, back: int) -> bool:
         if self.step is not None:
             self.step.commit()
-        layers = getattr(self.state, "layers", ())  # another kind of model has another kind of state
-        if not layers or not all(_can_crop(layer) for layer in layers):
+        if not all(_can_crop(layer) for layer in self.state.layers):
             return False
         self.state.crop(-back)  # a number above 0 is of tokens that stay in some versions, refused in others
         return True
@@ -100,6 +109,6 @@ class DecodeSession:
 def _can_crop(layer: Any) -> bool:
     """Whether a layer of a cache has keys and values of all tokens."""
     if type(layer) in (DynamicLayer, GrowingLayer):
-        return True
+        return bool(layer.is_initialized)
     sliding = type(layer) in (DynamicSlidingWindowLayer, GrowingSlidingLayer)
     return sliding and layer.cumulative_length < layer.sliding_window
