@@ -215,6 +215,11 @@ class BoundStep : public Step {
     if (size) *size = a.size();
     return elements<float>("step", name, a, count);
   }
+  static float *written(const char *name, nb::handle object, int64_t count,
+                        int64_t *size = nullptr) {
+    check_writable("step", name, object);
+    return floats(name, object, count, size);
+  }
 
   struct Attention {
     int layer;
@@ -254,6 +259,7 @@ void bind_caches(BoundStep &s, const std::vector<nb::object> &keys,
                     "; float32 (kv_heads, tokens, d) with contiguous heads is allowed");
     if (!std::equal(k.shape, k.shape + 3, v.shape) || k.strides[0] != v.strides[0])
       refuse_step("keys " + k.describe() + " and values " + v.describe() + " differ");
+    check_writable("step", "keys", keys[i]), check_writable("step", "values", values[i]);
     LayerCache layer;
     layer.keys = (float *)k.data, layer.values = (float *)v.data, layer.stride = k.strides[0];
     s.layers.push_back(layer), s.kv_heads.push_back(k.shape[0]), s.tokens.push_back(k.shape[1]),
@@ -348,7 +354,7 @@ void bind_step(nb::module_ &m) {  // for halfbyte/transformers/decode/native_ste
             const PackedWeight &w = nb::cast<const PackedWeight &>(weight);
             float *b = bias.is_none() ? nullptr : BoundStep::floats("bias", bias, w.n);
             s.product(w, BoundStep::floats("x", x, w.k), b, activations,
-                      BoundStep::floats("y", y, w.n));
+                      BoundStep::written("y", y, w.n));
             s.keep({weight, x, bias, y});
           },
           nb::arg("weight"), nb::arg("x"), nb::arg("bias").none(), nb::arg("activations"),
@@ -360,13 +366,13 @@ void bind_step(nb::module_ &m) {  // for halfbyte/transformers/decode/native_ste
                          *from = BoundStep::floats("x", x, -1, &size);
              if (d < 1 || size % d)
                refuse_step("a norm over " + text(d) + " of " + text(size) + " numbers");
-             s.norm(from, by, size / d, d, eps, BoundStep::floats("y", y, size));
+             s.norm(from, by, size / d, d, eps, BoundStep::written("y", y, size));
              s.keep({x, scale, y});
            })
       .def("rotate",
            [](BoundStep &s, nb::object x, int64_t d, int table) {
              int64_t size;
-             float *at = BoundStep::floats("x", x, -1, &size);
+             float *at = BoundStep::written("x", x, -1, &size);
              if (d < 2 || d % 2 || size % d || table < 0)
                refuse_step("a rotation of " + text(d) + " of " + text(size) + " numbers by table " +
                            std::to_string(table));
@@ -384,7 +390,7 @@ void bind_step(nb::module_ &m) {  // for halfbyte/transformers/decode/native_ste
                refuse_step("attention of " + text(queries) + " numbers to " + text(keys) +
                            ", heads of " + text(d));
              s.attend(layer, from, key, BoundStep::floats("v", v, keys), queries / d, keys / d, d,
-                      scale, BoundStep::floats("y", y, queries));
+                      scale, BoundStep::written("y", y, queries));
              s.attentions.push_back({layer, keys / d, d});
              s.keep({q, k, v, y});
            })
@@ -392,14 +398,15 @@ void bind_step(nb::module_ &m) {  // for halfbyte/transformers/decode/native_ste
            [](BoundStep &s, Gate f, nb::object gate, nb::object up, nb::object y) {
              int64_t size;
              const float *g = BoundStep::floats("gate", gate, -1, &size);
-             s.gate(f, g, BoundStep::floats("up", up, size), size, BoundStep::floats("y", y, size));
+             s.gate(f, g, BoundStep::floats("up", up, size), size,
+                    BoundStep::written("y", y, size));
              s.keep({gate, up, y});
            })
       .def("add",
            [](BoundStep &s, nb::object x, nb::object y) {
              int64_t size;
              const float *from = BoundStep::floats("x", x, -1, &size);
-             s.add(from, size, BoundStep::floats("y", y, size));
+             s.add(from, size, BoundStep::written("y", y, size));
              s.keep({x, y});
            })
       .def("bind", &bind_caches)

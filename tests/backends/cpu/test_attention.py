@@ -106,7 +106,8 @@ def test_threads_change_nothing():
         {"keys": normal(0, 2, 9, 8)}, {"values": normal(0, 2, 10, 7)},
         {"keys": normal(0, 0, 10, 8), "values": normal(0, 0, 10, 8)},
         {"count": 3}, {"count": 11}, {"count": -1}, {"begin": -1}, {"begin": 1 << 48}, {"begin": ALL}, {"window": 0},
-        {"y": np.empty((4, 31), np.float32)}, {"y": np.empty((4, 32))}, {"y": np.frombuffer(bytes(512), np.float32).reshape(4, 32)},
+        {"y": np.empty((4, 31), np.float32)}, {"y": np.empty((4, 32))},
+        {"y": np.frombuffer(bytes(512), np.float32).reshape(4, 32)},
         {"q": normal(0, 4, 8, 8)[:, ::2]},
     ],
 )  # fmt: skip
@@ -116,3 +117,26 @@ def test_what_does_not_fit_is_refused(change):
     native().attend(**given)
     with pytest.raises(ShapeError, match=r"\[attend\]"):
         native().attend(**(given | change))
+
+
+def test_no_operation_writes_to_a_read_only_array():
+    """Where the file of a mapped array is read-only, to write to it ends the process."""
+
+    def fixed(*shape):
+        array = np.ones(shape, np.float32)
+        array.flags.writeable = False
+        return array
+
+    step, row, heads = native().Step(), fixed(8), np.ones((2, 8), np.float32)
+    calls = [
+        lambda: step.norm(row, row, 1e-6, fixed(8)),
+        lambda: step.rotate(fixed(2, 8), 8, 0),
+        lambda: step.attend(0, heads, row, row, 8, 1.0, fixed(2, 8)),
+        lambda: step.gate(native().Gate.silu, row, row, fixed(8)),
+        lambda: step.add(row, fixed(8)),
+        lambda: step.bind([fixed(1, 4, 8)], [np.ones((1, 4, 8), np.float32)], [], []),
+        lambda: step.bind([np.ones((1, 4, 8), np.float32)], [fixed(1, 4, 8)], [], []),
+    ]
+    for call in calls:
+        with pytest.raises(ShapeError, match="read-only"):
+            call()
