@@ -131,7 +131,7 @@ class Generation:
     stop_ids    tokens that end the text; None takes `end_tokens`
     stop        texts that end it; they and what follows are left out (`StopTexts`)
     session     what the same model computed for an earlier text: tokens that both texts begin with
-                are not computed again
+                are not computed again. It then belongs to this text; the earlier one cannot go on
 
     stopped  "" while it runs, then the reason: "length", "eos", "stop", or "context" (the model's
              context is full)
