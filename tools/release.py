@@ -96,7 +96,7 @@ def wheel_problems(path: Path, version: str, root: Path = ROOT) -> list[str]:
 
 def like_beside_like(files: Mapping[str, bytes]) -> list[str]:
     """Names in an order in which each file has many pairs of words with those just before it, which
-    gzip finds within 32 KiB: 3 % less.
+    gzip finds within 32 KiB: 4 % less. Longer files come earlier than their share alone would say.
     """
     pairs = {}
     for name, content in files.items():
@@ -109,10 +109,10 @@ def like_beside_like(files: Mapping[str, bytes]) -> list[str]:
         for name in reversed(out):
             near |= pairs[name]
             length += len(files[name])
-            if length > 30_000:
+            if length > 24_000:
                 break
         left = files.keys() - set(out)
-        out.append(max(left, key=lambda name: (len(pairs[name] & near) / (len(pairs[name]) + 20), len(pairs[name]), name)))
+        out.append(max(left, key=lambda name: (len(pairs[name] & near) / (len(pairs[name]) ** 0.8 + 20), len(pairs[name]), name)))
     return out
 
 
