@@ -61,7 +61,7 @@ def mean_and_error(seeds: dict[int, dict[str, Any]]) -> tuple[float, float]:
 
 
 def draw(cells: Cells, path: Path) -> None:
-    """Divergence over bits a weight, a panel a model."""
+    """Divergence over bits a weight, a panel a model: of each format and method the last line."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -70,17 +70,17 @@ def draw(cells: Cells, path: Path) -> None:
     models = sorted({model for model, _, _ in cells})
     figure, panels = plt.subplots(1, len(models), figsize=(5.2 * len(models), 3.8), squeeze=False)
     for model, panel in zip(models, panels[0], strict=True):
-        drawn: dict[str, list[tuple[float, float, float, str]]] = defaultdict(list)
+        drawn: dict[str, dict[str, tuple[float, float, float]]] = defaultdict(dict)
         for (owner, _, codec), methods in cells.items():
             for method, seeds in methods.items():
                 if owner == model and method != "none":
                     bits = next(iter(seeds.values()))["bits_per_weight"]
-                    drawn[method.split()[0]].append((bits, *mean_and_error(seeds), codec))
+                    drawn[method.split()[0]][codec] = (bits, *mean_and_error(seeds))
         for shift, (method, points) in enumerate(sorted(drawn.items())):
-            x, y, error, _ = zip(*points, strict=True)
+            x, y, error = zip(*points.values(), strict=True)
             at = np.asarray(x) + 0.012 * (shift - (len(drawn) - 1) / 2)
             panel.errorbar(at, y, yerr=error, fmt="os^dv"[shift % 5], capsize=2, label=method)
-        for bits, kl, _, codec in min(drawn.items())[1]:
+        for codec, (bits, kl, _) in min(drawn.items())[1].items():
             panel.annotate(codec, (bits, kl), (-9, 0), textcoords="offset points", fontsize=7, va="center", ha="right")
         panel.margins(x=0.2)
         panel.set(title=model, xlabel="bits a weight", ylabel="KL to the dense model, nats a token", ylim=(0, None))
