@@ -168,6 +168,21 @@ def test_many_bytes_are_announced_once(hub, monkeypatch):
     assert len(seen) == 1
 
 
+def test_exactly_the_quiet_bytes_are_not_announced(hub):
+    """The byte after them is, and none that follows."""
+    with hb.open("org/model"):
+        read = repository.Repository(HubName("org/model"), "c" * 40, {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read.announce(repository.QUIET_BYTES)
+        read.announce(0)
+    with pytest.warns(HubWarning, match="over the network and not kept"):
+        read.announce(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read.announce(repository.QUIET_BYTES)
+
+
 def test_the_version_label_of_gptq_is_said_not_to_be_read(hub):
     config = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq"}}
     path = write(Path("gptq.safetensors"), under(A, gptq_weight(stored_zero=8)))

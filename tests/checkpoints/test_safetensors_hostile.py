@@ -48,6 +48,8 @@ HOSTILE: dict[str, tuple[str | bytes, bytes, str]] = {
     "entry is a list": ('{"w":[1]}', b"", "tensor 'w': its entry is not an object"),
     "entry is null": ('{"w":null}', b"", "tensor 'w': its entry is not an object"),
     "dtype unknown": (header(w=entry("Q4", [2, 2], 0, 8)), b"\0" * 8, "tensor 'w': dtype 'Q4'; known: BOOL, U8"),
+    "dtype of 80 characters": (header(w=entry("Q" * 78, [2, 2], 0, 8)), b"\0" * 8, f"dtype '{'Q' * 78}'; known"),
+    "dtype of 81 characters": (header(w=entry("Q" * 79, [2, 2], 0, 8)), b"\0" * 8, f"dtype '{'Q' * 76}...; known"),
     "dtype of a scalar unknown": (header(w=entry("Q4", [], 0, 4)), b"\0" * 4, "tensor 'w': dtype 'Q4'; known: BOOL, U8"),
     "dtype a number": (header(w=entry(16, [2, 2], 0, 8)), b"\0" * 8, "tensor 'w': dtype 16"),  # type: ignore[arg-type]
     "shape negative": (header(w=entry("F16", [-2, -2], 0, 8)), b"\0" * 8, "tensor 'w': shape [-2, -2]"),

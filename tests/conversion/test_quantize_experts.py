@@ -40,6 +40,8 @@ def dense(tmp_path_factory):
     [
         ("gptq:int4:g32", [ONE], f"{MOE}.1.w2.weight: dense by this recipe (rule {ONE!r}) among experts that become int4:g32"),
         ("halfbyte:int4:g32", ["w2$=keep"], f"{MOE}.0.w2.weight, {MOE}.1.w2.weight, {MOE}.2.w2.weight, ... (8 tensors): dense"),
+        ("mlx:affine4:g32", [r"layers\.0\..*experts\.3\.=keep"],
+         f"[quantize] {MOE}.3.w1.weight, {MOE}.3.w2.weight, {MOE}.3.w3.weight: dense"),
         ("mlx:affine4:g32", [r"experts\.3\.=keep"], f"{MOE}.3.w1.weight, {MOE}.3.w2.weight, {MOE}.3.w3.weight, ... (6 tensors)"),
         ("mlx:affine4:g32", [r"2\.w2$=affine4:g64", r"1\.w2$=affine4:g96"], "MLX wants whole groups of 96) among experts that"),
     ],

@@ -11,6 +11,7 @@ import pytest
 from halfbyte import QTensor, format_named, quantize
 from halfbyte.conversion import convert_weight, edges, goal_named
 from halfbyte.conversion.affine_edges import to_affine
+from halfbyte.conversion.codebook_edges import to_codebook
 from halfbyte.conversion.outcome import Checks, MisfitError
 from halfbyte.conversion.source_values import AffineValues
 from halfbyte.errors import FormatError, LayoutError
@@ -274,3 +275,30 @@ def test_block_scales_that_fill_e4m3_go_under_a_power_of_two():
     outcome = convert_weight(q, goal_named("modelopt:nvfp4"), "w")
     assert (outcome.kind, float(outcome.weight.parts["global_scale"])) == ("exact-if", 0.125)
     assert same(outcome.weight, q)
+
+
+def stacked(levels: str, factors: list[float]) -> QTensor:
+    """NVFP4 weights of one matrix each, one above the other."""
+    one = [two_levels(levels, factor, 0x38) for factor in factors]
+    parts = {part: np.stack([q.parts[part] for q in one]) for part in one[0].parts}
+    return QTensor(one[0].format, (len(one), *one[0].shape), parts)
+
+
+@pytest.mark.parametrize("factors", [[1, 2], [2, 1], [1, 1], [2, 0.5], [0.25, 1, 4]])
+@pytest.mark.parametrize(
+    ("levels", "other"), [("multiply", "divide"), ("divide", "multiply"), ("multiply", "none"), ("divide", "none")]
+)
+def test_every_matrix_of_a_stack_has_a_tensor_scale_of_its_own(levels, other, factors):
+    """One that is 1 says nothing about those beside it."""
+    q = stacked(levels, factors)
+    fmt = format_named("nvfp4", global_scale=other)
+    checks = Checks()
+    found = QTensor(fmt, q.shape, to_codebook(q, fmt, checks))
+    assert same(found, q)
+    ones = factors == [1, 1]
+    said = (
+        "the tensor scale is multiplied into the block scales" if other == "none" else "the tensor scale has an exact counterpart"
+    )
+    assert checks.met == ([] if ones else [said])
+    if other != "none":
+        assert found.parts["global_scale"].tolist() == [1 / factor for factor in factors]

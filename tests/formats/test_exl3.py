@@ -9,7 +9,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from halfbyte import QTensor
 from halfbyte.errors import FormatError, ShapeError
+from halfbyte.formats import exl3, family_of
 from halfbyte.formats.exl3 import codebook_values, decode, states, unpack_signs
 from support.exl3_reference import slow_states, slow_value
 
@@ -92,3 +94,16 @@ def test_refusals():
         decode(trellis(128, 64, 4), one, one[:64], "mcg", "float32")
     with pytest.raises(ShapeError, match=r"output scales are float16 \[64\]"):
         decode(trellis(128, 128, 4), one, one[:64], "mcg", "float32")
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (0, 128), (127, 129), (128, 256), (130, 131), (255, 384), (0, 384)])
+def test_a_window_of_rows_decodes_the_blocks_of_128_that_it_touches(first, last, monkeypatch):
+    parts = {"trellis": trellis(128, 384, 4)}
+    parts |= {f"{side}_scales": RNG.standard_normal(size).astype(np.float16) for side, size in (("input", 128), ("output", 384))}
+    fmt = exl3.EXL3().format("exl3_4_mcg")
+    whole = QTensor(fmt, (384, 128), parts).dequantize("float32")
+    rows = []
+    monkeypatch.setattr(exl3, "decode", lambda *given: rows.append(given[2].size) or decode(*given))
+    found = family_of(fmt).decode(fmt, (last - first, 128), parts, np.dtype("float32"), (first, last))
+    assert np.array_equal(found, whole[first:last])
+    assert rows == [128 * len({row // 128 for row in range(first, last)})]

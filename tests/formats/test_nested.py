@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from halfbyte.formats.nested import dynamic_map, lane_sum, nest_modelopt
+from halfbyte.formats.nested import dynamic_map, lane_sum, nest_modelopt, nested_values
 
 
 @pytest.mark.parametrize("sizes", [range(1, 80), (511, 512, 513, 2047, 2048, 2049, 4093, 32_767)], ids=["few", "many"])
@@ -38,3 +38,17 @@ def test_the_block_with_the_largest_scale_takes_the_last_step():
         steps = min(int(np.rint(float(ml_dtypes.bfloat16(value) * quotient))), 127)
         assert parts["nested_absmax"][0] == float(quotient)
         assert parts["scales"][:3].tolist() == [128 + steps, 128 - steps, 128], m
+
+
+def test_scales_that_are_all_their_mean_have_a_second_scale_of_1():
+    """ModelOpt's rule for a difference of 0, beside blocks that differ."""
+    absmax = np.full(768, 2, np.float32)
+    absmax[256], absmax[257] = 1, 3
+    parts = nest_modelopt(absmax)
+    bf16 = ml_dtypes.bfloat16
+    assert parts["nested_offset"] == 2
+    assert parts["nested_absmax"].tolist() == [1, float(bf16(1) / bf16(1) * bf16(127)), 1]
+    assert parts["scales"][[0, 255, 256, 257, 258, 512, 767]].tolist() == [128, 128, 1, 255, 128, 128, 128]
+    assert np.array_equal(nested_values(parts, inverse=True), absmax)
+    zeros = nest_modelopt(np.zeros(300, np.float32))
+    assert (zeros["nested_absmax"].tolist(), zeros["nested_offset"]) == ([1, 1], 0)

@@ -18,6 +18,7 @@ from halfbyte.conversion import convert_checkpoint
 from halfbyte.conversion.to_dense import dequantize_checkpoint
 from halfbyte.errors import CheckpointError, LayoutError, UnsupportedError
 from halfbyte.layouts import LAYOUTS, Header
+from halfbyte.numerics.bits import pack
 from support.layout_tensors import headers
 from support.safetensors_bytes import folder, under
 
@@ -156,6 +157,21 @@ def test_marlin_codes_are_the_quantized_integers(name: str):
     assert MARLIN.config(q) == args_of(name)
     assert {s: t.tobytes() for s, t in MARLIN.pack(q, {}).items()} == {s: t.tobytes() for s, t in tensors.items()}
     assert {s: t.shape for s, t in MARLIN.pack(q, {}).items()} == {s: t.shape for s, t in tensors.items()}
+
+
+@pytest.mark.parametrize(("n", "k"), [(64, 32), (128, 992), (64, 1024), (192, 2048)])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_marlin_weights_of_every_width_come_back(bits: int, n: int, k: int):
+    """Two values of four, any number of steps of 32 inputs."""
+    rng = np.random.default_rng(k)
+    codes = rng.integers(0, 1 << bits, (n, k // 4, 4)).astype(np.uint8)
+    np.put_along_axis(codes, rng.permuted(np.tile(np.arange(4), (n, k // 4, 1)), axis=-1)[..., :2], 1 << (bits - 1), axis=-1)
+    parts = {"codes": pack(codes.reshape(n, k), bits), "scales": rng.random((n, 1)).astype(np.float16)}
+    q = hb.QTensor(hb.format_named(f"int{bits}", -1, scale_dtype="float16"), (n, k), parts)
+    tensors = MARLIN.pack(q, {})
+    assert tensors["meta"].shape == (k // 32, 2 * n)
+    assert tensors["weight_packed"].shape == (k // 32, 16 * n * bits // 32)
+    assert MARLIN.unpack(tensors, MARLIN.config(q)) == q
 
 
 def test_marlin_positions_that_another_writer_chose_are_kept():

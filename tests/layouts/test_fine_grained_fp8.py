@@ -125,3 +125,29 @@ def test_int4_pairs_have_groups_of_inputs():
             FP8.describe(tensors, {"group_size": size}, "m")
     assert FP8.describe(tensors, {"group_size": 64}, "m") == (format_named("int4", 64, scale_dtype="float32"), (8, 64))
     assert "int4 in groups" in FP8.misfit(format_named("int4", -1, scale_dtype="float32"), (8, 64))
+
+
+@pytest.mark.parametrize(
+    ("shape", "scale", "groups"),
+    [
+        ((0, 8), (1,), None), ((8, 0), (), None), ((0, 0), (1, 1), None), ((0, 8), (0,), (1, -1)), ((0, 8), (0, 1), (1, -1)),
+        ((8, 0), (8, 1), (1, -1)), ((1, 0), (1, 1), (1, -1)), ((1, 1), (1, 1), (-1, -1)), ((2, 1), (), (-1, -1)),
+    ],
+)  # fmt: skip
+def test_a_weight_without_elements_has_a_scale_a_row_or_a_tile_and_none_of_its_own(shape, scale, groups):
+    t = {"weight": np.zeros(shape, E4M3), "weight_scale": np.ones(scale, np.float32)}
+    if groups is None:
+        with pytest.raises(LayoutError, match=r"m\.weight_scale has shape .* for tiles of 128 x 128"):
+            FP8.describe(t, {}, "m")
+    else:
+        fmt, found = FP8.describe(t, {}, "m")
+        rows = {"rows": -1} if groups == (-1, -1) else {}
+        assert (fmt, found) == (format_named("fp8_e4m3", -1, scale_dtype="float32", **rows), shape)
+
+
+@pytest.mark.parametrize(
+    "fmt", [format_named("mxfp4"), format_named("int4", 32, scale_dtype="float32"), format_named("fp8_e4m3", -1)]
+)
+@pytest.mark.parametrize("shape", [(64,), (33,), (2, 3, 64), (3, 33, 64), (2, 64, 33)])
+def test_a_weight_is_a_matrix(fmt, shape):
+    assert FP8.misfit(fmt, shape) == "the layout holds whole (n, k) matrices"

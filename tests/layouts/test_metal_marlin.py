@@ -108,3 +108,16 @@ def test_tensors_that_do_not_fit_are_named_with_their_sizes(changes: dict, messa
 def test_what_the_layout_cannot_hold_is_refused(q: QTensor, config: dict, message: str) -> None:
     with pytest.raises(LayoutError, match=message):
         LAYOUT.pack(q, config)
+
+
+@pytest.mark.parametrize("bound", [32767, -32767])
+def test_zero_points_reach_to_the_ends_of_16_bits_and_no_further(bound: int) -> None:
+    q = integer_tensor(4, (8, 64), 32, zeros=(bound, bound), scale_dtype="float32")
+    tensors = LAYOUT.pack(q, LAYOUT.config(q))
+    back = LAYOUT.unpack(tensors, LAYOUT.config(q), "down")
+    assert back == q
+    assert back.parts["zeros"].tolist() == np.full((8, 2), bound).tolist()
+    for beyond in (bound + np.sign(bound), np.inf * np.sign(bound)):
+        tensors["zeros"][1, 3] = beyond
+        with pytest.raises(LayoutError, match=r"down\.zeros holds -?(32768|inf).* at group \(3, 1\)"):
+            LAYOUT.unpack(tensors, LAYOUT.config(q), "down")

@@ -291,3 +291,17 @@ def test_byte_codes_round_the_scale_then_the_product(kind: str, dtype: str) -> N
     expected = (raw.astype(np.float32) * scale).astype(DTYPES[dtype])
     got = q.dequantize(dtype, "producer")
     assert np.array_equal(got.astype(np.float32), expected.astype(np.float32), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("group", "blocks", "fits"),
+    [(1, 128, True), (1, 127, False), (2, 64, True), (None, 128, True), (None, 129, False), (-1, 2, False)],
+)
+def test_int4_with_a_scale_of_its_own_for_each_input(group: int | None, blocks: int, fits: bool) -> None:
+    tensors = {"weight": np.zeros((2, 32), np.uint8), "weight_scale_inv": np.ones((blocks, 1), np.float32)}
+    if fits:
+        fmt, shape = MODELOPT.describe(tensors, {"group_size": group}, "m")
+        assert (fmt.group_size, shape) == (128 // blocks, (2, 64))
+    else:
+        with pytest.raises(LayoutError, match=r"m\.weight_scale_inv has|group_size is"):
+            MODELOPT.describe(tensors, {"group_size": group}, "m")

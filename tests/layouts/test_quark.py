@@ -126,3 +126,12 @@ def test_zero_points_of_outputs_that_fill_no_word(n: int) -> None:
     other.view(np.uint32)[-1] |= np.uint32(0xF0000000)
     with pytest.raises(LayoutError, match=f"weight_zero_point has values beyond its {n} outputs; wanted 0 there"):
         QUARK.unpack({**tensors, "weight_zero_point": other.reshape(tensors["weight_zero_point"].shape)}, config)
+
+
+@pytest.mark.parametrize("length", [38, 39])
+def test_a_level_of_scales_that_is_no_object_is_shown_up_to_40_characters(length: int) -> None:
+    weight = ["x" * length, {"dtype": "fp8_e4m3"}]
+    with pytest.raises(UnsupportedError) as refused:
+        QuarkConfig({"quant_method": "quark", "global_quant_config": {"weight": weight}}, "config.json")
+    shown = "'" + "x" * length + ("'" if length == 38 else "")
+    assert f" quantizes weights to {shown}, then fp8_e4m3, which is recognised" in str(refused.value)

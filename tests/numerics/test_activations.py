@@ -56,6 +56,7 @@ def test_a_row_that_is_not_finite_has_a_scale_that_is_no_number(bad):
 def test_codes_of_int8_are_the_nearest_multiples_of_a_127th_of_the_largest(span):
     x = drawn(30, 96)
     x[4], x[5] = 1e-38, np.linspace(-1e-40, 1e-40, 96)
+    x[6], x[7] = np.float32(3.4e38) * np.linspace(-1, 1, 96), np.float32(1e-36)  # the largest numbers, and where they are lifted
     codes, scales = by.round_int8(x, span)
     assert scales.shape == (30, -(-96 // span))
     for row, found, scale in zip(x, codes, scales, strict=True):

@@ -183,22 +183,22 @@ def _window(q: QTensor, fmt: Format, scale: F64, out: Parts, checks: Checks) -> 
     up, down = factor_of(q)
     product = scale * each(up)
     size = np.abs(product / each(down))
-    power = np.zeros(q.shape[:-2], int)
+    unit = np.ones_like(up)
     if fmt.global_op:
         # The largest block scale is mapped to the top of E4M3, which leaves the most range for the
         # smallest.
         peak = size.reshape(*q.shape[:-2], -1).max(axis=-1, initial=0)
         mantissa, exponent = np.frexp(peak / E4M3_TOP)
-        power = np.where(peak > 0, exponent - (mantissa == 0.5), 0)
-    unit = each(np.ldexp(1.0, power))
-    byte = round_to_element(product / (each(down) * unit), "e4m3")
-    if not np.array_equal(scale_table("e4m3")[byte] * unit * each(down), product):
+        unit = np.ldexp(1.0, exponent - (mantissa == 0.5))
+    whole = each(down * unit)
+    byte = round_to_element(product / whole, "e4m3")
+    if not np.array_equal(scale_table("e4m3")[byte] * whole, product):
         where = " under one tensor scale" if fmt.global_op else ""
         raise MisfitError(f"block scales {_reach(size)} do not fit E4M3's window{where}")
     checks.add("block scales lie in E4M3's window")
     out["scales"] = byte
     if fmt.global_op:
-        g = np.ldexp(1.0, -power if fmt.global_op == "divide" else power) * (1 if fmt.global_op == "divide" else fmt.divisor)
+        g = 1 / unit if fmt.global_op == "divide" else unit * fmt.divisor
         with np.errstate(over="ignore"):
             out["global_scale"] = np.asarray(g, np.float32)
         if not np.array_equal(out["global_scale"].astype(np.float64), g):

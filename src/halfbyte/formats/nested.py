@@ -121,7 +121,8 @@ def nest_modelopt(absmax: NDArray[Any]) -> dict[str, NDArray[Any]]:
     blocks = blocks - offset
     largest = np.abs(blocks).max(axis=-1)
     one = bf16(1)
-    scale2 = np.where(largest == 0, one, one / np.where(largest == 0, one, largest) * bf16(127))
+    with np.errstate(divide="ignore"):
+        scale2 = np.where(largest == 0, one, one / largest * bf16(127))
     signed = np.clip(np.rint((blocks * scale2[:, None]).astype(_F32)), -127, 127)
     return {
         "scales": (signed + 128).astype(np.uint8).reshape(-1)[: absmax.size].reshape(absmax.shape),

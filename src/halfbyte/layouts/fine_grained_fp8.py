@@ -175,11 +175,12 @@ class FineGrainedFP8(Layout):
                 "the layout holds fp8_e4m3 in tiles, rows or one piece under float scales, mxfp4:g32, and int4 in groups under "
                 "float32 or bfloat16 scales"
             )
-        if not fp8 and shape[-1] % 2:
-            return f"two codes share a byte, and k = {shape[-1]} is odd"
         if fp8 and fmt.grouping == "block" and (fmt.group_size == -1) != (fmt.group_rows == -1):
             return "tiles have a number of rows and of columns"
-        return "" if len(shape) == 2 else "the layout holds whole (n, k) matrices"
+        if len(shape) != 2:
+            return "the layout holds whole (n, k) matrices"
+        _, k = shape
+        return "" if fp8 or k % 2 == 0 else f"two codes share a byte, and k = {k} is odd"
 
     def pack(self, q: QTensor, config: Config) -> dict[str, Array]:
         self.check_fits(q)

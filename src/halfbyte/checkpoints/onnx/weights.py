@@ -318,5 +318,5 @@ class View:
     def _spread(self, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """Scales or zero points, one for each group of each row."""
         if self.repeated:
-            return np.broadcast_to(values.reshape(-1)[:1], shape)
+            return np.broadcast_to(values.reshape(()), shape)
         return self._oriented(values).reshape(shape) if values.ndim > 1 else values.reshape(shape)

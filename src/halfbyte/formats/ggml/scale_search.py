@@ -163,7 +163,7 @@ def line_search(x: F32, levels: int, *, below_zero: bool) -> tuple[F32, F32]:
             s = np.where(o > highest, safe_divide(sum_qx - highest * sum_q, sum_qq), s)
             o = np.minimum(o, highest)
         error = np.square(unit - s * q - o).sum(-1, keepdims=True)
-        won = (error < least) & (s > 0)
+        won = error < least
         least, slope, offset = np.where(won, error, least), np.where(won, s, slope), np.where(won, o, offset)
     return (slope * span).astype(np.float32), (offset * span + low).astype(np.float32)
 

@@ -159,7 +159,7 @@ class NF4QTensor(Kind):
         scale = np.zeros(doubles * per, np.int8)
         _recall_padding(kept, "scale_padding", scale[blocks:].view(np.uint8))
         scale[:blocks] = signed_codes(q.parts["scales"].view(np.int8)).view(np.int8).reshape(-1)
-        first = np.minimum(np.arange(doubles) * per // NESTED_BLOCK, max(0, q.parts["nested_absmax"].size - 1))
+        first = np.minimum(np.arange(doubles) * per // NESTED_BLOCK, q.parts["nested_absmax"].size - 1)
         double = self._held(q, "nested_absmax", str(kept.get("double_scale_dtype", BF16.name)))[first]
         _recall_padding(kept, "double_scale_padding", double[-(-blocks // max(1, per)) :].view(np.uint8))
         return {
