@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from halfbyte.checkpoints.architecture import implied_gguf, prefix_of, required, required_gguf
 
 MOST = 2**31 - 1
@@ -13,6 +15,14 @@ def test_blocks_that_no_file_of_this_size_has_are_not_all_listed():
     assert not isinstance(needs, str)
     assert needs == required_gguf("llama", 21, True, 20)
     assert {n.name.split(".")[1] for n in needs if n.name.startswith("blk.")} == {str(i) for i in range(21)}
+
+
+@pytest.mark.parametrize("held", [0, 1, 20])
+def test_layers_are_required_up_to_one_more_than_there_are_tensors(held):
+    needs = required({"model_type": "llama", "num_hidden_layers": 4000, "hidden_size": 64}, "model.", held)
+    assert not isinstance(needs, str)
+    layers = {n.name.split(".")[2] for n in needs if n.name.startswith("model.layers.")}
+    assert layers == {str(i) for i in range(held + 1)}
 
 
 def test_experts_that_no_file_of_this_size_has_are_not_all_listed():

@@ -14,11 +14,13 @@ from safetensors.numpy import save_file
 
 import halfbyte as hb
 from halfbyte.checkpoints import expert_names
+from halfbyte.checkpoints.views.mlx_experts import MLXExperts
 from halfbyte.cli import main
 from halfbyte.conversion import convert_checkpoint
 from halfbyte.conversion.expert_formats import check_experts
 from halfbyte.conversion.recipe import recipe_of
 from halfbyte.errors import FormatError
+from support.memory_checkpoint import MemoryCheckpoint
 
 PATH = "model.layers.0.mlp.experts"
 
@@ -52,6 +54,19 @@ def test_names_are_read(name, want):
 )  # fmt: skip
 def test_other_names_are_none_of_experts(name):
     assert expert_names.parse(name) is None
+
+
+def test_stacks_of_experts_are_there_beside_their_matrices():
+    names = [f"{PATH}.{i}.gate_proj.weight" for i in range(3)]
+    stack = f"{PATH.removesuffix('.experts')}.switch_mlp.gate_proj.weight"
+    source = MemoryCheckpoint({name: np.full((2, 32), i, np.float32) for i, name in enumerate(names)})
+    view = MLXExperts(source)
+    assert view.keys() == (stack,)
+    for key in (stack, *names):
+        assert key in view
+    assert f"{PATH}.3.gate_proj.weight" not in view
+    assert np.array_equal(view[stack], np.stack([source[name] for name in names]))
+    assert np.array_equal(view[names[1]], source[names[1]])
 
 
 @pytest.fixture(scope="module")

@@ -232,6 +232,19 @@ def test_the_bound_is_the_value_of_the_worst_code(fmt: Format, shape: tuple[int,
     assert math.isclose(bound, worst, rel_tol=1e-6)
 
 
+@pytest.mark.parametrize("absmax", [100.0, 60_000.0, 65_000.0, 66_000.0])
+def test_the_bound_of_nested_scales_is_the_table_times_the_absmax_plus_the_offset(absmax: float):
+    q = random_tensor(format_named("nf4", 64, nested=True), (4, 256), seed=3)
+    parts = q.parts | {
+        "nested_map": np.linspace(-0.5, 0.5, 256, dtype=np.float32),
+        "nested_absmax": np.full_like(q.parts["nested_absmax"], absmax),
+        "nested_offset": np.full_like(q.parts["nested_offset"], absmax / 2),
+    }
+    nested = hb.QTensor(q.format, q.shape, parts)
+    assert largest_magnitude(nested) == absmax  # NF4 ends at 1: (0.5 + 0.5) · absmax
+    assert may_overflow_float16(nested) == (absmax >= 65_520)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int8", "int16", "uint8"])
 def test_peak_is_the_largest_magnitude(dtype: str):
     rng = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import pytest
 from halfbyte.checkpoints.gguf import checkpoint as gguf_checkpoint
 from halfbyte.checkpoints.gguf.checkpoint import GGUFCheckpoint
 from halfbyte.checkpoints.gguf.file import GGUFFile
-from halfbyte.checkpoints.gguf.writer import FILE_TYPES
+from halfbyte.checkpoints.gguf.writer import FILE_TYPES, GGUFWriter
 from halfbyte.cli.demo import model_path
 from halfbyte.errors import CheckpointError, UnsupportedError
 from halfbyte.tensor.qtensor import QTensor
@@ -390,6 +390,22 @@ def test_case_43_reading_every_tensor_holds_one_at_a_time(tmp_path):
     before, peak, one, total = (int(v) for v in run.stdout.split())
     assert 6 * one <= total <= 6.2 * one, "canonical order unpacks the 6-bit scales"
     assert peak - before < 3 * one, "one mapped, one canonical, and the next one before the last is dropped"
+
+
+@pytest.mark.parametrize(("halves", "want"), [(3, 7), (4, 1)])
+def test_the_file_type_is_of_the_type_whose_matrices_hold_most_bytes(halves, want, tmp_path):
+    """Three matrices of 68 bytes in Q8_0 beside one of 64 bytes a row in float16; vectors do not
+    count.
+    """
+    small = [f"blk.{i}.ffn_up.weight" for i in range(3)]
+    shapes = {"token_embd.weight": (halves, 32), "output_norm.weight": (4096,)} | dict.fromkeys(small, (2, 32))
+    with GGUFWriter(tmp_path / "m.gguf", [], shapes) as writer:
+        writer.add("token_embd.weight", "F16", [np.zeros(64 * halves, np.uint8)])
+        writer.add("output_norm.weight", "F32", [np.zeros(4 * 4096, np.uint8)])
+        for name in small:
+            writer.add(name, "Q8_0", [np.zeros(2 * 34, np.uint8)])
+    with GGUFFile(tmp_path / "m.gguf") as file:
+        assert file.metadata["general.file_type"] == want
 
 
 def test_file_types_are_those_of_the_gguf_package():

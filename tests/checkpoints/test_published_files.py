@@ -170,6 +170,15 @@ def test_case_80_any_part_opens_the_model_with_the_architecture_of_the_first(tmp
             assert [checkpoint[k].tolist() for k in checkpoint] == [[1.0] * 4, [2.0] * 4]
 
 
+def test_case_80_a_folder_of_parts_is_one_model_and_of_two_models_neither(tmp_path):
+    parts = split(tmp_path)
+    with hb.open(tmp_path) as checkpoint:
+        assert len(checkpoint.keys()) == len(parts)
+    parts[1].with_name("other.gguf").write_bytes(parts[0].read_bytes())
+    with pytest.raises(CheckpointError, match=r"2 models \(m-00001-of-00002\.gguf, other\.gguf\); open one of them by its path"):
+        hb.open(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "culprit"),
     [

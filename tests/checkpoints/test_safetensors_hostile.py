@@ -135,6 +135,15 @@ def test_wrong_beginning_is_refused_naming_the_file(content: bytes, says: str, t
     assert says in str(caught.value)
 
 
+def test_as_many_tensors_as_the_limit_are_read_and_one_more_is_not():
+    def header(count: int) -> bytes:
+        return ("{" + ",".join(f'"{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for i in range(count)) + "}").encode()
+
+    assert len(parse_header(header(MAX_TENSORS), 0, "file").entries) == MAX_TENSORS
+    with pytest.raises(CheckpointError, match=r"100,001 tensors in the header; read up to 100,000"):
+        parse_header(header(MAX_TENSORS + 1), 0, "file")
+
+
 def test_every_truncation_of_a_file_is_refused(tmp_path: Path):
     whole = write(tmp_path / "whole.safetensors", under("layer", mlx_weight(2, 32)), {"note": "x"}).read_bytes()
     for length in [*range(0, len(whole), 7), len(whole) - 1]:

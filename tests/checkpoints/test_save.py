@@ -122,7 +122,8 @@ def own_file(path: Path, **changes: object) -> Path:
         {"format_zero": "x"}, {"format_grouping": "block", "format_group_rows": 0}, {"format_grouping": "spiral"},
          {"format_divisor": 0},
         {"format_super_size": 7}, {"format_unknown": 1}, {"details": [1]}, {"window": [1]}, {"window": ["a", "b"]},
-         {"window": [-1, 2]},
+         {"window": [-1, 2]}, {"window": [0, 3]}, {"window": [0.0, 8]}, {"window": [0, 8.0]}, {"window": [True, 8]},
+         {"window": {"0": 8}},
     ],
     ids=str,
 )  # fmt: skip
@@ -130,6 +131,11 @@ def test_a_description_that_lies_is_refused_naming_file_and_tensor(changes: dict
     path = own_file(tmp_path / "x.safetensors", **changes)
     with pytest.raises(CheckpointError, match=r"x\.safetensors.*\bw\b"):
         hb.load(path)["w"].dequantize()
+
+
+@pytest.mark.parametrize("window", [[0, 4], [3, 8], [4, 8]])
+def test_a_slice_knows_its_place_in_the_whole(window: list[int], tmp_path: Path):
+    assert hb.load(own_file(tmp_path / "x.safetensors", window=window))["w"].window == tuple(window)
 
 
 def test_the_unchanged_description_is_read(tmp_path: Path):

@@ -13,7 +13,7 @@ from halfbyte.conversion import convert_weight, edges, goal_named
 from halfbyte.conversion.affine_edges import to_affine
 from halfbyte.conversion.codebook_edges import to_codebook
 from halfbyte.conversion.outcome import Checks, MisfitError
-from halfbyte.conversion.source_values import AffineValues
+from halfbyte.conversion.source_values import AffineValues, affine_values_of
 from halfbyte.errors import FormatError, LayoutError
 from halfbyte.layouts import LAYOUTS
 from halfbyte.numerics.bits import pack
@@ -97,6 +97,40 @@ def test_an_offset_and_a_shift_within_53_bits_and_beyond(offset, goes):
         return
     parts = to_affine(line, fmt, Checks(), round_biases=True)
     assert parts["biases"].tolist() == [[float(np.float32(2.0**40 - 127 * 2.0**20))] * 2]
+
+
+@pytest.mark.parametrize("k", [20, 32, 40, 64])
+@pytest.mark.parametrize("size", [8, 16, 32])
+def test_groups_that_would_have_two_scales_are_refused_whatever_their_number(size, k):
+    """Rows of two groups of 32 or of 48 have as many scales, for other inputs."""
+    source = random_tensor(format_named("int4", size), (3, k), 1)
+    scales = (np.arange(source.parts["scales"].size) + 1).reshape(source.parts["scales"].shape)
+    source = QTensor(source.format, source.shape, source.parts | {"scales": scales.astype(np.float16)})
+    for new in range(1, k + 1):
+        joined = any(i % new and i % size == 0 for i in range(k))
+        if joined:
+            with pytest.raises(MisfitError, match="groups that would be joined have different scales"):
+                to_affine(affine_values_of(source), format_named("int4", new), Checks())
+        else:
+            target = format_named("int4", new)
+            parts = to_affine(affine_values_of(source), target, Checks())
+            assert same(QTensor(target, source.shape, parts), source)
+
+
+@pytest.mark.parametrize("zero", [0.0, 7.0, 7.5, -0.25, 2.0**15 - 1, 2.0**15, -(2.0**15), 2.0**15 + 1])
+def test_float_zero_points_are_integers_of_16_bits_or_offsets(zero):
+    q = random_tensor(format_named("hqq4", 32, scale_dtype="float32"), (2, 64), 1)
+    scales = np.float32([[0.5, 2.0], [-1.0, 0.125]])
+    q = QTensor(q.format, q.shape, q.parts | {"scales": scales, "zeros": np.full((2, 2), zero, np.float32)})
+    values = affine_values_of(q)
+    numbers, spread = values.present().astype(np.float64), lambda a: np.repeat(a, 32, axis=-1)
+    if values.offset is None:
+        found = (numbers - spread(values.zero)) * spread(values.scale)
+    else:
+        assert values.zero is None
+        found = numbers * spread(values.scale) + spread(values.offset)
+    assert np.array_equal(found, q.dequantize("float32"))
+    assert (values.offset is None) == (zero == int(zero) and abs(zero) < 2**15)
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,28 @@ def test_an_existing_checkpoint_is_replaced_when_forced_and_else_untouched(tmp_p
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "out"]
 
 
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_where_names_cannot_be_exchanged_what_has_the_name_in_between_stays(kind, tmp_path, capsys, monkeypatch):
+    """The old folder is then renamed first, to a name that only a run of this program uses."""
+    folder, out, between = model(tmp_path), tmp_path / "out", tmp_path / ".out.replaced"
+    out.mkdir()
+    (out / "model.safetensors").write_bytes(b"old")
+    began = []
+
+    def put_there(*args):
+        began.append(args)
+        {"folder": between.mkdir, "file": between.touch, "link": lambda: between.symlink_to(folder)}[kind]()
+        return False
+
+    monkeypatch.setattr("halfbyte.checkpoints.safetensors.sharded_writer.exchange", put_there)
+    assert main(["dequantize", str(folder), str(out), "--force"]) == 2
+    assert len(began) == 1
+    says = {"folder": "exists", "file": "is not a folder", "link": "is a link"}[kind]
+    assert f"{between} {says}; an interrupted run leaves no such thing there" in capsys.readouterr().err
+    assert (out / "model.safetensors").read_bytes() == b"old"
+    assert os.path.lexists(between)
+
+
 @pytest.mark.parametrize("stray", ["thesis.tex", ".git/config", "holiday.jpg", "link.safetensors"])
 def test_force_replaces_checkpoints_only(stray, tmp_path, capsys):
     folder = model(tmp_path)

@@ -40,9 +40,10 @@ class Regrouping:
         self.target = inputs // new
         starts = np.arange(0, k, new)
         self.first = self.source[starts] if k else starts
-        self.same = self.index is None and fmt.grouping == "row" and np.array_equal(self.first, np.arange(fmt.groups(k)))
-        pairs = np.unique(np.stack([self.target, self.source], axis=1), axis=0) if not self.same else np.empty((0, 2), int)
-        self.also = pairs[pairs[:, 1] != self.first[pairs[:, 0]]] if len(pairs) else pairs
+        pairs = np.stack([self.target, self.source], axis=1)
+        self.also = np.unique(pairs[self.source != self.first[self.target]], axis=0)
+        alike = not len(self.also) and np.array_equal(self.first, np.arange(fmt.groups(k)))
+        self.same = self.index is None and fmt.grouping == "row" and alike
         self.monotone = self.index is None
 
     def rows(self, values: NDArray[Any]) -> NDArray[Any]:

@@ -68,11 +68,13 @@ def find_sparse(names: Iterable[str], header: Callable[[str], Header], array: Ca
         if OFFSETS in tensors:
             offsets = header(tensors[OFFSETS])
             n, k = (int(size) for size in array(tensors[SHAPE]).reshape(-1))
-            fits = len(values.shape) == 1 and offsets == Header((n,), np.dtype(np.int64))
+            if len(values.shape) != 1 or offsets != Header((n,), np.dtype(np.int64)):
+                continue
+        elif len(values.shape) == 2:
+            n, k = values.shape[0], 2 * values.shape[1]
         else:
-            n, k = (values.shape[0], 2 * values.shape[1]) if len(values.shape) == 2 else (-1, -1)
-            fits = k >= 0
-        if fits and bits.shape == (n, -(-k // 8)):
+            continue
+        if bits.shape == (n, -(-k // 8)):
             found[weight] = SparseWeight(tensors, (n, k), values.dtype)
     return {name: found[name] for name in sorted(found)}
 

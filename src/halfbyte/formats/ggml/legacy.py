@@ -89,7 +89,7 @@ def _around_zero(x: F32, fmt: Format, search: bool) -> dict[str, NDArray[Any]]:
     if fmt.bits == 8:
         whole = np.floor(np.abs(y))
         y = np.copysign(whole + (np.abs(y) - whole >= 0.5), y)
-        return _parts(np.clip(y + half, 0, 255), fmt, scales=to_float16(s, fmt))
+        return _parts(y + half, fmt, scales=to_float16(s, fmt))
     return _parts(np.clip(np.trunc(y + np.float32(half + 0.5)), 0, 2 * half - 1), fmt, scales=to_float16(s, fmt))
 
 

@@ -162,7 +162,7 @@ def _zeros(layout: str, q: QTensor, word: str, own: Mapping[str, Any]) -> Array:
         return transpose(packed)
     dtype = np.dtype(kept[0] if kept else np.int8)
     info = np.iinfo(dtype)
-    check_zero_range(layout, q, zeros, max(int(info.min) + half, -32768), min(int(info.max) + half, 32767))
+    check_zero_range(layout, q, zeros, int(info.min) + half, int(info.max) + half)
     signed: NDArray[Any] = (zeros.astype(np.int32) - half).astype(dtype)
     shape = kept[1] if kept and math.prod(kept[1]) == zeros.size else _scales(q, own).shape
     return signed.reshape(shape)

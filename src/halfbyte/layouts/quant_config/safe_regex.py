@@ -135,7 +135,7 @@ class Pattern:
 
     def match(self, name: str) -> bool:
         """True when the pattern matches from the start of `name`."""
-        return name.startswith(self._prefix) and _Walk(self.pattern, name).run(self._program, 1, every=False) != 0
+        return name.startswith(self._prefix) and _Walk(self.pattern, name).run(self._program, 1) != 0
 
     def fullmatch(self, name: str) -> bool:
         """True when the pattern matches the whole of `name`."""
@@ -144,7 +144,7 @@ class Pattern:
 
     def search(self, name: str) -> bool:
         """True when the pattern matches from some position of `name`."""
-        return self._prefix in name and _Walk(self.pattern, name).run(self._program, (2 << len(name)) - 1, every=False) != 0
+        return self._prefix in name and _Walk(self.pattern, name).run(self._program, (2 << len(name)) - 1) != 0
 
 
 def _leading_literals(sequence: Sequence) -> Iterator[Characters]:
@@ -552,10 +552,8 @@ class _Walk:
         self._passing: dict[Test, int] = {}
         self._looks: dict[int, int] = {}
 
-    def run(self, program: Program, starts: int, every: bool = True) -> int:
-        """The positions that the end of a program is reached at from `starts`, all of them, or with
-        `every` false the first that are found.
-        """
+    def run(self, program: Program, starts: int) -> int:
+        """The positions that the end of a program is reached at from `starts`."""
         code = program.code
         reached, pending, waiting = [0] * len(code), [0] * len(code), [0]
         reached[0] = pending[0] = starts
@@ -563,10 +561,8 @@ class _Walk:
         while waiting:
             at = heappop(waiting)  # in the order of the pattern, so that positions come together
             new, pending[at] = pending[at], 0
-            if at == last:
-                if not every:
-                    return new
-                continue
+            if at == last:  # comes after all others: nothing waits any more
+                return new
             self._count(1)
             step = code[at]
             targets: list[int] | tuple[int] = (at + 1,)
@@ -586,7 +582,7 @@ class _Walk:
                         if not pending[target]:
                             heappush(waiting, target)
                         pending[target] |= fresh
-        return reached[last]
+        return 0
 
     def _count(self, steps: int) -> None:
         self.steps += steps
