@@ -92,7 +92,7 @@ def tables(tmp_path_factory) -> dict[str, list[Table]]:
             patch.setattr(module, "print_table", keep)
         limits = {"read_gbps": 10.0, "gflops": 50.0, "gops": 200.0}
         patch.setattr(model, "find_spec", lambda name: None)
-        patch.setattr(model, "run_one", lambda *_: dict.fromkeys(model.MEASURED, 1234.5))
+        patch.setattr(model, "run_one", lambda *_: {"engine": "native"} | dict.fromkeys(model.MEASURED, 1234.5))
         for timed in (sweep, cpu_linear):
             patch.setattr(timed, "last_cache_bytes", lambda: 0)
             patch.setattr(timed, "limits", lambda threads, clock: limits)

@@ -22,7 +22,7 @@ from torch import nn
 
 from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
-from ..conversion.recipe import KEPT_LAST
+from ..conversion.recipe import is_kept
 from ..errors import CheckpointError, UnsupportedError
 from ..generation.native_tokenizer import tokenizer_of_folder
 from ..gguf_models.architecture import EXPERTS, PART
@@ -59,7 +59,7 @@ class Decoded:
 
     def info(self, key: str) -> TensorInfo:
         info = self._checkpoint.info(key)
-        decoded = info.quantized and key.rpartition(".")[2] not in KEPT_LAST
+        decoded = info.quantized and not is_kept(key)
         return replace(info, kind="dense", format=None, dtype="float32") if decoded else info
 
     def __getitem__(self, key: str) -> QTensor | NDArray[Any]:

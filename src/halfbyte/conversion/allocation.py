@@ -41,7 +41,7 @@ from ..tensor.quantize import quantize
 from .edges import packed_as_is
 from .knapsack import Solution, solve
 from .outcome import MisfitError
-from .recipe import EXPERTS, KEPT_LAST, Recipe, format_for, module_of, recipe_of
+from .recipe import EXPERTS, Recipe, format_for, is_kept, module_of, recipe_of
 from .targets import Goal, codecs_of, goal_named
 from .unit import stored_tensors
 
@@ -377,7 +377,7 @@ def allocatable(info: TensorInfo, layout: str) -> str | None:
     last, ndim = module.rpartition(".")[2], len(info.shape)
     if last in HEADS:
         return module if layout in WITH_HEADS and ndim == 2 else None
-    if last in KEPT_LAST:
+    if is_kept(module):
         return None
     return module if ndim == 2 or (ndim == 3 and EXPERTS.search(module)) else None
 

@@ -25,6 +25,16 @@ from .targets import Goal, codecs_of, goal_named
 
 KEPT_LAST = (*EMBEDDINGS, "lm_head", "output", "router", "gate", "ffn_gate_inp", "ffn_gate_inp_shexp", "shared_expert_gate")
 """Last segments of modules that are kept: embeddings, heads and routers are small and sensitive."""
+
+
+def is_kept(module: str) -> bool:
+    """Whether a module is an embedding, a head or a router. A router's matrix may be a part of it:
+    Granite's is `router.layer`, Hunyuan's `gate.wg`.
+    """
+    *_, above, last = "", *module.split(".")
+    return last in KEPT_LAST or above in ("router", "gate")
+
+
 EXPERTS = re.compile(r"(^|[._])(experts|exps|switch_mlp)([.]|$)")
 """Modules whose stacks of matrices are weights of experts; other stacks, of convolutions, are kept.
 """
@@ -71,7 +81,7 @@ class Recipe:
         weight = (ndim == 2 and not self.goal.writer.stacks_only) or (
             ndim == 3 and EXPERTS.search(module) is not None and last not in INPUTS_FIRST
         )
-        return self.goal if weight and last not in KEPT_LAST and "norm" not in last else None
+        return self.goal if weight and not is_kept(module) and "norm" not in last else None
 
     def check(self, modules: Iterable[str]) -> None:
         """FormatError for a rule that matches none of the modules, which is a typing error."""

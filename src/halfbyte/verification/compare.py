@@ -197,12 +197,17 @@ def _in_one_convention(a: Checkpoint, b: Checkpoint, arithmetic: str) -> tuple[C
     file, other = (a, b) if isinstance(a, GGUFCheckpoint) else (b, a)
     if dialect_of(other.keys(), other.config, other.metadata).gguf:
         return a, b
-    packed = any(info.quantized for info in other.infos())
-    try:
-        model = as_model(file, "", dense=not packed, arithmetic=arithmetic)
-    except CheckpointError:  # a header that contradicts its tensors
-        return a, b
-    named = isinstance(model, ModelView) and {_module(key) for key in other} <= {_module(key) for key in model}
+    packed, keys = any(info.quantized for info in other.infos()), {_module(key) for key in other}
+    named = False
+    # Some engines have other names than published checkpoints: mlx-lm's stacks of Granite's experts.
+    for published in (False, True):
+        try:
+            model = as_model(file, "", dense=not packed, arithmetic=arithmetic, published=published)
+        except CheckpointError:  # a header that contradicts its tensors
+            return a, b
+        named = isinstance(model, ModelView) and keys <= {_module(key) for key in model}
+        if named:
+            break
     if isinstance(model, ModelView) and not unsupported(model.architecture):
         # Other names are those of other checkpoints of the model.
         return ((model, other) if file is a else (other, model)) if named else (a, b)
@@ -223,7 +228,7 @@ def _module(key: str) -> str:
     """The module of a tensor; all experts of a layer are one."""
     found = expert_names.parse(key)
     module = found.path if found else key.removesuffix(".weight")
-    return module.replace(".block_sparse_moe", ".mlp")
+    return module.replace(".block_sparse_moe", ".mlp").replace(".router.layer", ".router")
 
 
 def _unaccounted(checkpoint: Checkpoint, left: bool) -> list[Comparison]:

@@ -48,6 +48,7 @@ _SAME: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\.feed_forward\.", ".mlp."),
         (r"\.mlp\.gate$", ".mlp.router"),
         (r"\.mlp\.gate\.bias$", ".mlp.router.bias"),
+        (r"\.mlp\.router\.(?:layer|gate)$", ".mlp.router"),
         (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
         (r"\.self_attn\.W_pack\b", ".self_attn.qkv_proj"),
     )
