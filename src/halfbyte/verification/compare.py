@@ -199,7 +199,7 @@ def _in_one_convention(a: Checkpoint, b: Checkpoint, arithmetic: str) -> tuple[C
         return a, b
     packed, keys = any(info.quantized for info in other.infos()), {_module(key) for key in other}
     named = False
-    # Some engines have other names than published checkpoints: mlx-lm's stacks of Granite's experts.
+    # Engines have other names than published checkpoints, as mlx-lm has for Granite's experts.
     for published in (False, True):
         try:
             model = as_model(file, "", dense=not packed, arithmetic=arithmetic, published=published)
