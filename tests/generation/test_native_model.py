@@ -24,7 +24,7 @@ from halfbyte.generation.single import Generation, end_tokens
 from halfbyte.transformers import load_model
 from halfbyte.transformers.decode.session import DecodeSession
 from support import gguf_models
-from support.cpu_weights import needs_native
+from support.cpu_weights import each_set, instruction_set, needs_native  # noqa: F401
 from support.gguf_families import FAMILIES, family_model, write_family
 from support.gguf_models import LLAMA3, MODELS, YARN, dense_model, write
 from support.gguf_writer import F16, F32, Q8_0, Tensor
@@ -71,9 +71,10 @@ def test_int8_activations_are_the_cores(name, tmp_path):
     assert np.abs(ours - theirs).max() < 0.25 * rounding, "a code next to the other where an activation is halfway"
 
 
+@each_set
 @pytest.mark.parametrize("activations", ["exact", "int8"])
 @pytest.mark.parametrize("name", COMPUTED)
-def test_logits_have_the_same_bits_however_a_text_is_cut(name, activations, tmp_path, monkeypatch):
+def test_logits_have_the_same_bits_however_a_text_is_cut(instruction_set, name, activations, tmp_path, monkeypatch):  # noqa: F811
     """Past a window of 4, past the splits of 64 tokens whose scores are weighed together, past the
     room of the caches; on every instruction set that the core has here.
     """
