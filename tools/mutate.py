@@ -222,8 +222,9 @@ def mutations(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         if isinstance(node.value, bool):
             yield "condition", ast.Constant(not node.value)
         else:
-            yield "constant", ast.Constant(node.value + 1)
-            yield "constant", ast.Constant(node.value - 1)
+            for number in (node.value + 1, node.value - 1):
+                if number != node.value:  # as of 1e30
+                    yield "constant", ast.Constant(number)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and ASSEMBLY.search(node.value):
         for text in assembly_mutations(node.value):
             yield "assembly", ast.Constant(text)

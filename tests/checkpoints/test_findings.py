@@ -411,3 +411,29 @@ def test_every_code_is_in_the_documentation():
     assert raised - set(SEVERITIES) <= set(FIXES)
     for code in FIXES:
         assert f"`{code}`" in docs, code
+
+
+@pytest.mark.parametrize("fmt", [f for f in FORMATS.values() if f.scale in ("e8m0", "e4m3", "ue4m3")], ids=str)
+def test_every_scale_byte_overflows_or_does_not(fmt: Format):
+    q = random_tensor(fmt, (3, 256), 2)
+    parts = q.parts | ({"global_scale": np.full_like(q.parts["global_scale"], 100.0)} if q.format.global_op else {})
+    for byte in range(256):
+        scales = np.ones_like(parts["scales"])
+        for where in (0, -1):
+            scales.reshape(-1)[where] = byte
+            one = hb.QTensor(q.format, q.shape, parts | {"scales": scales.copy()})
+            assert may_overflow_float16(one) == (largest_magnitude(one) >= FLOAT16_LIMIT)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_each_matrix_of_a_stack_has_its_factor(rows: int):
+    q = random_tensor(format_named("nvfp4"), (3, rows, 32), 4)
+    scales = np.full_like(q.parts["scales"], 0x38)  # 1
+    for large in range(3):
+        factor = np.ones(3, np.float32)
+        factor[large] = 5
+        stack = hb.QTensor(q.format, q.shape, q.parts | {"scales": scales, "global_scale": factor})
+        assert largest_magnitude(stack) == 30
+        scales[large, rows - 1, -1] = 0x40  # 2
+        assert largest_magnitude(stack) == 60
+        scales[large, rows - 1, -1] = 0x38

@@ -15,8 +15,9 @@ from halfbyte.checkpoints.gguf.file import GGUFFile
 from halfbyte.checkpoints.gguf.writer import FILE_TYPES, GGUFWriter
 from halfbyte.cli.demo import model_path
 from halfbyte.errors import CheckpointError, UnsupportedError
+from halfbyte.numerics.transpose import native
 from halfbyte.tensor.qtensor import QTensor
-from support.gguf_writer import F32, GGUF, MXFP4, NVFP4, Q4_0, Q4_K, Q6_K, Q8_0, Tensor, blocks, f32
+from support.gguf_writer import F32, GGUF, MXFP4, NVFP4, Q4_0, Q4_K, Q6_K, Q8_0, SCALARS, Tensor, blocks, f32
 from support.golden_case import GOLDEN, read_tensors
 
 FILES = ("tiny_align64", "tiny_fp4_moe", "tiny_mixed")
@@ -420,3 +421,51 @@ def test_file_types_are_those_of_the_gguf_package():
     }
     theirs = {names.get(e.name, e.name.removeprefix("MOSTLY_")): e.value for e in gguf.LlamaFileType}
     assert {name: theirs[name] for name in FILE_TYPES} == FILE_TYPES
+
+
+def test_the_type_and_the_length_of_every_kind_of_value(tmp_path):
+    """Elements of an array, bytes of a string, 1 for a number."""
+    numbers = {kind: (kind, 1, 1) for kind in SCALARS}
+    values = numbers | {
+        "text": ("string", "żółć", 8), "empty": ("string", "", 0),
+        "numbers": ("array[uint8]", [1, 2, 3], 3), "texts": ("array[string]", ["a", "bc"], 2), "none": ("array[float32]", [], 0),
+    }  # fmt: skip
+    file = GGUF(pairs=[(key, kind, value) for key, (kind, value, _) in values.items()])
+    meta = GGUFFile(write(tmp_path / "x.gguf", file)).metadata
+    assert len(meta) == len(values)
+    for key, (kind, value, length) in values.items():
+        assert (meta.type_name(key), meta.length(key)) == (kind, length)
+        found = meta[key]
+        assert (found.tolist() if isinstance(found, np.ndarray) else found) == value
+        assert (meta.strings(key) is not None) == (kind == "array[string]" and native() is not None)
+
+
+@pytest.mark.parametrize("architecture", ["gemma4", "llama"])
+@pytest.mark.parametrize("kind", [Q4_0, NVFP4, F32])
+@pytest.mark.parametrize("name", ["blk.0.ffn_gate_inp", "blk.0.ffn_down_exps", "blk.0.ffn_up_exps"])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_scale_is_a_weights_factor_but_for_two_tensors_of_gemma4(architecture, kind, name, scaled, tmp_path):
+    rng = np.random.default_rng(0)
+    weight = f32(f"{name}.weight", np.ones((2, 64))) if kind == F32 else blocks(f"{name}.weight", (2, 64), kind, rng)
+    scale = f32(f"{name}.scale", np.float32([2])) if scaled else blocks(f"{name}.scale", (2, 64), Q8_0, rng)
+    file = GGUF(pairs=[("general.architecture", "string", architecture)], tensors=[weight, scale])
+    keys = GGUFCheckpoint(write(tmp_path / "x.gguf", file)).keys()
+    own = architecture == "gemma4" and kind != NVFP4 and name != "blk.0.ffn_up_exps"
+    assert (f"{name}.scale" not in keys) == (scaled and kind != F32 and not own)
+
+
+@pytest.mark.parametrize(("stated", "there", "beyond"), [(2, 2, None), (2, 3, 2), (1, 3, 1), (2, 12, 2), (1, 1, None)])
+def test_blocks_beyond_their_number_are_unknown(stated, there, beyond, tmp_path):
+    sizes = {
+        "block_count": stated,
+        "context_length": 8,
+        "embedding_length": 8,
+        "attention.head_count": 2,
+        "feed_forward_length": 8,
+    }
+    pairs = [("general.architecture", "string", "llama"), *((f"llama.{k}", "uint32", v) for k, v in sizes.items())]
+    pairs.append(("llama.attention.layer_norm_rms_epsilon", "float32", 1e-5))
+    tensors = [f32(f"blk.{i}.attn_norm.weight", np.ones(8)) for i in range(there)]
+    ledger = GGUFCheckpoint(write(tmp_path / "x.gguf", GGUF(pairs=pairs, tensors=tensors))).ledger()
+    said = [e.why for e in ledger.entries if e.name == "llama.block_count" and e.status == "unknown"]
+    assert said == ([] if beyond is None else [f"{stated}; there are tensors of block {beyond}"])

@@ -446,3 +446,15 @@ def test_a_name_on_the_hub_in_a_new_process(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("halfbyte: [hub] org/model: ")
+
+
+def test_waits_double_up_to_the_longest_unless_the_server_says_how_long(hub, monkeypatch):
+    waits: list[float] = []
+    monkeypatch.setattr(repository.time, "sleep", waits.append)
+    monkeypatch.setattr(repository, "WAIT", 3.0)
+    monkeypatch.setattr(repository, "LONGEST_WAIT", 10.0)
+    with hb.open("org/model") as checkpoint:
+        hub.busy = 100
+        with pytest.raises(CheckpointError, match="in each of 4 tries"):
+            checkpoint.remote.read("model-00001-of-00002.safetensors", 0, 8)
+    assert waits == [3.0, 6.0, 10.0]

@@ -22,10 +22,12 @@ from halfbyte.checkpoints.io.safe_files import (
     check_name,
     copy_file,
     create,
+    reopen,
     replace_text,
     write_file,
     write_json,
 )
+from halfbyte.checkpoints.safetensors.sharded_writer import ResumableFolder
 from halfbyte.conversion import convert, convert_checkpoint
 from halfbyte.conversion.to_dense import dequantize_checkpoint
 from halfbyte.errors import CheckpointError
@@ -390,3 +392,64 @@ def test_a_text_is_replaced_in_one_step_through_no_link_and_what_a_killed_run_le
     assert sorted(p.name for p in tmp_path.iterdir()) == [running.name, "other", "page.html"]
     with pytest.raises(CheckpointError, match="Is a directory"):
         replace_text(tmp_path, "new")
+
+
+@posix
+def test_a_file_that_is_reopened_is_read_and_written(tmp_path):
+    path, out = tmp_path / "part", tmp_path / "out"
+    for checked in (False, True):
+        with pytest.raises(FileNotFoundError):
+            os.close(reopen(path, out, checked=checked))
+        for create_missing in (True, False):
+            with os.fdopen(reopen(path, out, create_missing, checked), "rb+") as f:
+                assert f.read() == (b"" if create_missing else b"new")
+                f.seek(0)
+                f.write(b"new")
+        path.unlink()
+
+
+@posix
+@pytest.mark.parametrize(("kind", "why"), [
+    ("link", "is a link"), ("dangling link", "is a link"), ("hard link", "is a hard link"), ("pipe", "is a pipe"),
+    ("folder", "is not a file"),
+])  # fmt: skip
+def test_what_is_not_a_file_of_this_program_is_not_reopened(kind, why, tmp_path):
+    path, victim = tmp_path / "part", tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    plant(kind, path, victim)
+    with pytest.raises(NotOursError, match=why):
+        os.close(reopen(path, tmp_path / "out", create_missing=True))
+    if kind != "folder":  # which `open` refuses for writing
+        with pytest.raises(NotOursError, match="is a link" if "link" in kind and kind != "hard link" else "was replaced"):
+            os.close(reopen(path, tmp_path / "out", create_missing=True, checked=True))
+    assert victim.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("work", [{}, {"file": "1.shard"}, {"names": ["model.safetensors"], "put": 1}, {"file": 1, "names": 2}])
+def test_what_a_run_is_called_is_no_part_of_what_it_wrote(work, tmp_path):
+    """A folder goes on after its finished shards whatever keys the identity of its run has."""
+    x = np.arange(8, dtype=np.float32)
+
+    def unit(folder: ResumableFolder, name: str) -> None:
+        folder.add([(name, x.dtype, x.shape, [x])], x.nbytes, {"name": name})
+
+    def interrupted_run(units: list[str]) -> list[dict]:
+        folder = ResumableFolder(tmp_path / "out", work, 8, {"format": "pt"})
+        found = list(folder.notes)
+        for name in units:
+            unit(folder, name)
+            folder.end_shard()
+        folder.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+        return found
+
+    assert interrupted_run(["a"]) == []
+    assert interrupted_run([]) == [{"name": "a"}]
+    with ResumableFolder(tmp_path / "out", work, 8, {"format": "pt"}) as folder:
+        assert folder.notes == [{"name": "a"}]
+        unit(folder, "b")
+        assert folder.finish({"config.json": {}}, {}) == [
+            "config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json",
+        ]  # fmt: skip
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+    with halfbyte.open(tmp_path / "out") as checkpoint:
+        assert all(np.array_equal(checkpoint[name], x) for name in ("a", "b"))

@@ -120,7 +120,7 @@ def own_file(path: Path, **changes: object) -> Path:
         {"format_group_size": 3.5}, {"format_family": "none"}, {"format_name": "float4"}, {"format_element": "e2m1"},
          {"format_scale": "x"},
         {"format_zero": "x"}, {"format_grouping": "block", "format_group_rows": 0}, {"format_grouping": "spiral"},
-         {"format_divisor": 0},
+         {"format_divisor": 0}, {"format_divisor": -1.0}, {"format_divisor": 1e30},
         {"format_super_size": 7}, {"format_unknown": 1}, {"details": [1]}, {"window": [1]}, {"window": ["a", "b"]},
          {"window": [-1, 2]}, {"window": [0, 3]}, {"window": [0.0, 8]}, {"window": [0, 8.0]}, {"window": [True, 8]},
          {"window": {"0": 8}},

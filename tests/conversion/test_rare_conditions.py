@@ -13,6 +13,7 @@ from halfbyte.conversion import convert_weight, edges, goal_named
 from halfbyte.conversion.affine_edges import to_affine
 from halfbyte.conversion.codebook_edges import to_codebook
 from halfbyte.conversion.outcome import Checks, MisfitError
+from halfbyte.conversion.producer_equality import equal_tensor_scale
 from halfbyte.conversion.source_values import AffineValues, affine_values_of
 from halfbyte.errors import FormatError, LayoutError
 from halfbyte.layouts import LAYOUTS
@@ -336,3 +337,30 @@ def test_every_matrix_of_a_stack_has_a_tensor_scale_of_its_own(levels, other, fa
     assert checks.met == ([] if ones else [said])
     if other != "none":
         assert found.parts["global_scale"].tolist() == [1 / factor for factor in factors]
+
+
+@pytest.mark.parametrize("zeros", [(5, 5), (1, 14)])
+@pytest.mark.parametrize("most", [14, 15])
+@pytest.mark.parametrize("new", [16, 32])
+def test_zero_points_and_codes_in_range_stay_as_they_are(zeros, most, new):
+    """Codes that could move up by one as well do not."""
+    q = integer_tensor(4, (2, 64), 32, zeros=zeros)
+    q = QTensor(q.format, q.shape, q.parts | {"codes": pack(np.minimum(all_codes(2, 64), most), 4)})
+    checks = Checks()
+    parts = to_affine(affine_values_of(q), format_named("uint4", new), checks)
+    assert np.array_equal(parts["codes"], q.parts["codes"])
+    assert np.array_equal(parts["zeros"], np.repeat(q.parts["zeros"], 32 // new, axis=-1))
+    assert checks.met == []
+
+
+@pytest.mark.parametrize("byte", [0x01, 0x38, 0x7E, 0x80, 0xB8])
+def test_a_rounded_tensor_scale_of_scales_without_a_sign_wants_none(byte):
+    """GGUF's NVFP4 has block scales of E4M3 whose sign is ignored."""
+    q = two_levels("multiply", 3e-4, byte)
+    fmt = format_named("nvfp4_ue4m3")
+    if byte & 0x80:
+        with pytest.raises(MisfitError, match=r"^block scales are negative$"):
+            equal_tensor_scale(q, fmt, "gguf", Checks())
+    else:
+        parts = equal_tensor_scale(q, fmt, "gguf", Checks())
+        assert same(QTensor(fmt, q.shape, parts), q)

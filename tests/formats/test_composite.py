@@ -157,3 +157,16 @@ def test_the_root_of_a_norm_decides_values_beside_a_midpoint(norm):
     q = QTensor(base.format.with_(extra="transform"), base.shape, {**parts, **transforms})
     root = Fraction(isqrt(norm * 10**120), 10**60)
     assert nearest(q.dequantize("float32"), [[x / root for x in row] for row in times(exact, fractions(beside.T))])
+
+
+@pytest.mark.parametrize("extra", ["low-rank", "transform"])
+def test_no_rows_and_no_inputs(extra):
+    for n, k in ((0, 32), (4, 0), (0, 0)):
+        base = hb.quantize(np.zeros((n, k), np.float32), "int4:g16")
+        parts = {"lora_a": np.ones((2, k), np.float32), "lora_b": np.ones((n, 2), np.float32)}
+        if extra == "transform":
+            parts = {"input_transform": np.eye(16, dtype=np.float32), "transform_norms": np.ones(2, np.int32)}
+        q = QTensor(base.format.with_(extra=extra), (n, k), {**base.parts, **parts})
+        for dtype in ("float32", "float16", "bfloat16"):
+            assert q.dequantize(dtype).shape == (n, k)
+            assert q[:0].dequantize(dtype).shape == (0, k)

@@ -52,3 +52,20 @@ def test_scales_that_are_all_their_mean_have_a_second_scale_of_1():
     assert np.array_equal(nested_values(parts, inverse=True), absmax)
     zeros = nest_modelopt(np.zeros(300, np.float32))
     assert (zeros["nested_absmax"].tolist(), zeros["nested_offset"]) == ([1, 1], 0)
+
+
+@pytest.mark.parametrize(("at", "kept"), [(range(8, 16), False), (range(16, 32), True), (range(32, 48), True)])
+def test_a_sum_is_carried_to_the_next_level_after_16_steps(at: range, kept: bool):
+    """Ones added to 2^24 in float32 are lost; ones that have a level of their own until they are 16
+    are not.
+    """
+    x = np.zeros((64, 32), np.float32)
+    x[0, 0] = 1 << 24
+    x[at, 0] = 1
+    assert lane_sum(x.reshape(-1)) == (1 << 24) + (16 if kept else 0)
+
+
+@pytest.mark.parametrize("size", [*range(130), 511, 512, 513, 8191, 8192, 16_384 + 33])
+def test_a_sum_without_rounding_is_the_sum(size: int):
+    x = np.random.default_rng(size).integers(-100, 100, size).astype(np.float32)
+    assert lane_sum(x) == x.sum(dtype=np.float64)

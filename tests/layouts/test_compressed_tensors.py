@@ -410,14 +410,19 @@ def test_blocks_of_all_rows_or_all_inputs_are_read_back(word: str, rows: int, sh
     assert back.parts["scales"].tobytes() == q.parts["scales"].tobytes()
 
 
-@pytest.mark.parametrize("code", [-9, 8])
-def test_a_code_below_or_above_its_width_is_refused(code: int) -> None:
-    tensors, config = broken({"weight_packed": None, "weight_zero_point": None, "weight": np.full((16, 128), -8, np.int8)})
-    tensors["weight"][3, 5] = 7
-    assert LAYOUT.unpack(tensors, config, "down").shape == (16, 128)
-    tensors["weight"][3, 5] = code
-    with pytest.raises(LayoutError, match=rf"down\.weight runs from {min(code, -8)} to {max(code, -8)}; 4 bits hold -8 to 7"):
-        LAYOUT.unpack(tensors, config, "down")
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_a_code_below_or_above_its_width_is_refused(bits: int) -> None:
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    tensors, config = broken({"weight_packed": None, "weight_zero_point": None, "weight": np.full((16, 128), low, np.int8)})
+    config["num_bits"] = bits
+    tensors["weight"][3, 5] = high
+    q = LAYOUT.unpack(tensors, config, "down")
+    assert np.array_equal(unpack(q.parts["codes"], bits, 128).astype(int) + low, tensors["weight"])
+    for code in (low - 1, high + 1) if bits < 8 else ():
+        tensors["weight"][3, 5] = code
+        said = rf"down\.weight runs from {min(code, low)} to {max(code, low)}; {bits} bits hold {low} to {high}$"
+        with pytest.raises(LayoutError, match=said):
+            LAYOUT.unpack(tensors, config, "down")
 
 
 @pytest.mark.parametrize(("zero", "fits"), [(32767 - 8, True), (-(32767 - 8), True), (32767 - 7, False), (-(32767 - 7), False)])
@@ -494,3 +499,17 @@ def test_the_least_and_the_largest_zero_point_that_is_held(dtype: type, zero: in
     assert same_tensors(LAYOUT.pack(q, config), tensors)
     with pytest.raises(LayoutError, match="zero points take 16 bits"):
         LAYOUT.unpack({**tensors, "weight_zero_point": tensors["weight_zero_point"] + np.sign(zero, dtype=dtype)}, config)
+
+
+@pytest.mark.parametrize(("n", "nbytes", "scales", "codec"), [
+    (4, 0, 0, "mxfp4"), (4, 16, 1, "mxfp4"), (4, 24, 1, "mxfp6_e2m3"), (4, 48, 2, "mxfp6_e2m3"), (0, 32, 2, "mxfp4"),
+    (4, 15, 1, None), (4, 17, 1, None), (4, 20, 1, None), (4, 32, 1, None), (4, 16, 0, None),
+])  # fmt: skip
+def test_bytes_and_scales_of_a_row_tell_mxfp4_from_mxfp6(n: int, nbytes: int, scales: int, codec: str | None) -> None:
+    tensors = {"weight_packed": np.zeros((n, nbytes), np.uint8), "weight_scale": np.zeros((n, scales), np.uint8)}
+    if codec is None:
+        with pytest.raises(LayoutError, match=rf"weight_packed has {nbytes} bytes and {scales} scales|has {scales} scales a row"):
+            LAYOUT.describe(tensors, {}, "m")
+    else:
+        fmt, shape = LAYOUT.describe(tensors, {}, "m")
+        assert (fmt.name, shape) == (codec, (n, 8 * nbytes // fmt.bits))

@@ -398,3 +398,15 @@ def test_v1_holds_no_other_width_beside_one_that_is_always_planar(bits):
         GPTQ.write_config([narrow, wide], [])
     for packed in ([wide, wide._replace(name="c")], [narrow], [module("a", bits, "gptq_p"), module("b", 4, "gptq_p")]):
         assert GPTQ.write_config(packed, []).entries["quantization_config"]["quant_method"] == "gptq"
+
+
+@pytest.mark.parametrize("names", [("a.q",), ("a.q", "lm_head"), ("lm_head", "a.q"), ("a.lm_head", "b"), ("lm_head2", "b")])
+@pytest.mark.parametrize("symmetric", [(True, True), (True, False), (False, True), (False, False)])
+def test_a_config_says_lm_head_where_one_is_packed_and_sym_where_all_are(names: tuple, symmetric: tuple) -> None:
+    packed = [
+        PackedModule(name, format_named("int4", 32), (64, 64), {**V1, "bits": 4, "group_size": 32, "sym": sym})
+        for name, sym in zip(names, symmetric, strict=False)
+    ]
+    config = GPTQ.write_config(packed, []).entries["quantization_config"]
+    assert config["lm_head"] == any(n.split(".")[-1] == "lm_head" for n in names)
+    assert config["sym"] == all(symmetric[: len(names)])

@@ -305,3 +305,14 @@ def test_int4_with_a_scale_of_its_own_for_each_input(group: int | None, blocks: 
     else:
         with pytest.raises(LayoutError, match=r"m\.weight_scale_inv has|group_size is"):
             MODELOPT.describe(tensors, {"group_size": group}, "m")
+
+
+@pytest.mark.parametrize(("n", "k", "group", "fits"), [(3, 8, 4, True), (2, 9, 3, False), (2, 8, 3, False), (1, 6, 3, True)])
+def test_int4_of_odd_inputs_or_broken_groups_is_refused(n: int, k: int, group: int, fits: bool) -> None:
+    fmt = format_named("int4", group, scale_dtype="float32", inverse=True)
+    q = finite_tensor(fmt, (n, k), 0, "modelopt")
+    if fits:
+        assert MODELOPT.unpack(MODELOPT.pack(q, {}), {"group_size": group}, "m") == q
+    else:
+        with pytest.raises(LayoutError, match=rf"rows of {k} are not whole bytes in whole groups of {group}"):
+            MODELOPT.pack(q, {})

@@ -246,3 +246,22 @@ def test_zero_points_far_outside_the_codes_are_refused(zero: int, fits: bool) ->
     else:
         with pytest.raises(LayoutError, match=rf"weight_zero_point runs from {zero} to {zero}; wanted those of 4-bit codes"):
             TORCHAO.unpack(tensors, config, "m")
+
+
+@pytest.mark.parametrize(("shape", "scale"), [((0, 64), (0, 1)), ((0, 64), (0, 2)), ((2, 0, 64), (2, 0, 1)), ((4, 0), (4, 0))])
+def test_a_weight_without_elements_has_one_group_unless_the_config_says_more(shape: tuple, scale: tuple) -> None:
+    tensors = {"weight_qdata": np.zeros(shape, np.int8), "weight_scale": np.zeros(scale, np.float32)}
+    assert TORCHAO.describe(tensors, {}, "m") == (format_named("int8", -1, scale_dtype="float32"), shape)
+    block = {"block_size": [*[1] * (len(shape) - 1), 32]}
+    group = 32 if shape[-1] else -1
+    assert TORCHAO.describe(tensors, block, "m") == (format_named("int8", group, scale_dtype="float32"), shape)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("groups", [1, 2, 4, 64])
+def test_without_a_block_size_the_scales_tell_the_groups(n: int, groups: int) -> None:
+    for lead in ((), (2,)):
+        shape = (*lead, n, 64)
+        tensors = {"weight_qdata": np.zeros(shape, np.int8), "weight_scale": np.zeros((*lead, n, groups), np.float32)}
+        size = 64 // groups if groups > 1 else -1
+        assert TORCHAO.describe(tensors, {}, "m") == (format_named("int8", size, scale_dtype="float32"), shape)

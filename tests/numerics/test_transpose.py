@@ -118,3 +118,11 @@ def test_an_older_build_of_the_core_is_passed_over(monkeypatch):
         assert turning.native() is None
     finally:
         turning.native.cache_clear()
+
+
+def test_a_byte_is_two_codes_whatever_part_of_a_word_is_there(way):
+    for rows in range(1, 18):
+        for columns in range(1, 20):
+            x = random_bytes(rows, -(-columns // 2))
+            turned = unpack(transpose_nibbles(x, columns), 4, rows)
+            assert np.array_equal(turned, unpack(x, 4, 2 * x.shape[1])[:, :columns].T)

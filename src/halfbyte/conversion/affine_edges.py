@@ -150,7 +150,7 @@ def _integers(
     assert zero is not None
     if fmt.zero == "int":
         # The zero point is kept where possible; else codes and zero point are shifted together.
-        new = np.clip(zero + (0 if values.low >= 0 else -values.low), least_zero, top)
+        new = np.clip(zero - values.low, least_zero, top)
         if not np.array_equal(new, zero) and values.numbers is None:
             checks.add("zero points and codes are shifted into range together")
     else:

@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FormatError, ShapeError, UnsupportedError
-from ..numerics.exact import F64, Exact, bfloat16, distil, two_product
+from ..numerics.exact import F64, Exact, bfloat16, distil, dtype_named, two_product
+from ..numerics.row_slices import row_slices
 from ..spec import Format
 from .base import Family, PartSpec
 from .decode import Parts
@@ -118,12 +119,11 @@ class Composite(Family):
         a, b = parts["lora_a"].astype(np.float64), parts["lora_b"].astype(np.float64)
         start, stop = rows
         k = a.shape[1]
-        step = max(1, ROWS // max(1, k))
-        out = []
-        for at in range(start, stop, step):
-            end = min(at + step, stop)
-            out.append(Exact([self.base_rows(fmt, at, end, (n, k), parts), *exact_product(b[at:end], a)]).round(dtype))
-        return np.concatenate(out) if out else Exact([np.empty((0, k))]).round(dtype)
+        out = np.empty((stop - start, k), dtype_named(dtype))
+        for part in row_slices(out.shape, ROWS):
+            at, end = start + part.start, start + part.stop
+            out[part] = Exact([self.base_rows(fmt, at, end, (n, k), parts), *exact_product(b[at:end], a)]).round(dtype)
+        return out
 
     def _transformed(self, fmt: Format, rows: tuple[int, int], shape: tuple[int, int], parts: Parts, dtype: Any) -> NDArray[Any]:
         n = shape[0]

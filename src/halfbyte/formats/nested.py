@@ -9,7 +9,6 @@ evenly spaced fractions in the decade 10^(i−7) … 10^(i−6), i = 0 … 6, of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -66,7 +65,7 @@ def lane_sum(x: NDArray[np.float32]) -> np.float32:
     rows = x[: x.size // lanes * lanes].reshape(-1, lanes)
     count = len(rows) // 4
     table = rows[: count * 4].reshape(count, 4, lanes)
-    power = max(4, (math.ceil(math.log2(count)) if count > 1 else 0) // 4)
+    power = max(4, (count - 1).bit_length() // 4)
     levels = np.zeros((4, 4, lanes), _F32)
     for i in range(count):
         levels[0] += table[i]

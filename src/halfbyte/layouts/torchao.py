@@ -350,7 +350,7 @@ def _integer(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[
         what = f"codes of {bits} bits have" if bits != 8 else f"the weights of {kind} have"
         raise LayoutError(f"[torchao] {where}_zero_point is missing; {what} one a group")
     block = _last(config, where)
-    count = math.prod(scale) // (math.prod(lead) * n) if n and math.prod(lead) else -(-k // (block or k or 1))
+    count = math.prod(scale) // max(1, math.prod(lead) * n)
     group = block or (k // count if count and k % count == 0 else 0)
     fmt = format_named(
         f"{'int' if zero is None else 'uint'}{bits}", int(group) if group and group < k else -1, scale_dtype=t["scale"].dtype.name

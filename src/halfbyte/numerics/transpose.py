@@ -125,7 +125,7 @@ def transpose_nibbles_numpy(
 
 def _words(x: U8, rows: int, wide: int, columns: int) -> NDArray[np.uint32]:
     """Bytes as 32-bit words of eight nibbles, padded with zeros to multiples of 8 rows and columns."""
-    if x.shape != (8 * rows, 4 * wide) or columns % 8:
+    if len(x) % 8 or columns % 8:
         padded = np.zeros((8 * rows, 4 * wide), np.uint8)
         padded[: x.shape[0], : x.shape[1]] = x
         x = padded

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...formats.decode import scale_values
-from ...numerics.minifloat import element_table, scale_table
+from ...formats.decode import element_values, scale_values
+from ...numerics.minifloat import scale_table
 from ...numerics.row_slices import row_slices
 from ...tensor.qtensor import QTensor
 
@@ -150,11 +150,6 @@ def _exact(q: QTensor, rows: slice) -> float:
 
 def _ends(q: QTensor) -> tuple[float, float]:
     """The smallest and the largest element."""
-    fmt = q.format
-    if fmt.element == "uint":
-        return 0.0, float((1 << fmt.bits) - 1)
-    if fmt.element == "int":
-        return -float(1 << (fmt.bits - 1)), float((1 << (fmt.bits - 1)) - 1)
-    table = element_table(fmt.element, fmt.bits)
-    finite = table[np.isfinite(table)]
+    values = element_values(q.format, np.arange(1 << q.format.bits, dtype=np.uint8))
+    finite = values[np.isfinite(values)]
     return float(finite.min()), float(finite.max())

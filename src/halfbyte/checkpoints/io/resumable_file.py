@@ -86,7 +86,7 @@ class ResumableFile(ABC):
         kept = self._kept(self._journal.read(), work) if self._resumes else []
         self._journal.start([work, *kept])
         if kept:
-            return os.fdopen(reopen(self._temporary, self.path, checked=True), "rb+")
+            return os.fdopen(reopen(self._temporary, self.path), "rb+")
         delete([self._temporary])
         return create(self._temporary)
 

@@ -22,6 +22,7 @@ from ...formats import packed_nbytes
 from ...layouts import Layout, safetensors_layouts
 from ...layouts.quant_config.reader import ConfigReader
 from ...layouts.unsupported import RECOGNISED, refuse_recognised
+from ...numerics.row_slices import row_slices
 from ...tensor.qtensor import QTensor
 from ..architecture import Requirement, in_table, prefix_of, required
 from ..base import Checkpoint, TensorInfo
@@ -65,6 +66,9 @@ value or a word.
 
 _LORA = re.compile(r"(^|\.)lora_([abAB]|embedding_[AB]|magnitude_vector)(\.|$)")
 """In the names of an adapter's tensors: peft's and mlx-lm's."""
+
+_CHUNK = 1 << 20
+"""Bytes of two tensors compared at a time."""
 
 LABELS_READ = 3
 """Weights whose zero points are read to check a GPTQ version label."""
@@ -596,7 +600,7 @@ def _vocabulary(size: tuple[int | None, int | None], name: str, shape: tuple[int
     return n, k
 
 
-def _equal_bytes(a: NDArray[Any], b: NDArray[Any], step: int = 1 << 20) -> bool:
+def _equal_bytes(a: NDArray[Any], b: NDArray[Any]) -> bool:
     """Equality of the bytes, compared in steps so that reading stops at the first difference."""
     x, y = (v.reshape(-1).view(np.uint8) for v in (a, b))
-    return all(np.array_equal(x[i : i + step], y[i : i + step]) for i in range(0, x.size, step))
+    return all(np.array_equal(x[part], y[part]) for part in row_slices((x.size, 1), _CHUNK))

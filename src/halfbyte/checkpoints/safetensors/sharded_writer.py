@@ -102,7 +102,8 @@ class ResumableFolder:
         if not known and self.partial.is_dir() and any(self.partial.iterdir()):
             raise not_ours(self.partial, self.out, "has no journal beside it")
         lines = self._journal.read()
-        if any("put" in line for line in lines) and self._complete_put(next(x["put"] for x in lines if "put" in x)):
+        put = next((x["put"] for x in lines[1:] if "put" in x), None)
+        if put and self._complete_put(put):
             lines, known = [], False
         shards = [x for x in lines[1:] if "file" in x]
         names = [name for x in lines[1:] for name in x.get("names", [])]

@@ -420,7 +420,7 @@ class CompressedTensors(Layout):
 
     def _codes_of_int8(self, weight: NDArray[np.int8], bits: int, name: str) -> NDArray[np.uint8]:
         half = 1 << (bits - 1)
-        if bits < 8 and weight.size and (int(weight.min()) < -half or int(weight.max()) >= half):
+        if weight.size and (int(weight.min()) < -half or int(weight.max()) >= half):
             raise LayoutError(
                 f"[{self.name}] {label(name, 'weight')} runs from {weight.min()} to {weight.max()}; "
                 f"{bits} bits hold {-half} to {half - 1}"

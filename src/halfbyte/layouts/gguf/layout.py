@@ -22,6 +22,7 @@ from ...formats import family_of, format_named
 from ...formats.ggml.types import GGML_BY_CODEC, GGMLType, ggml_type
 from ...numerics.bits import pack, unpack
 from ...numerics.exact import bfloat16
+from ...numerics.row_slices import row_slices
 from ...spec import Format
 from ...tensor.qtensor import QTensor
 from ..base import Array, Config, Described, HasHeader, Holds, Layout, Tensors, cannot_hold, label, require
@@ -168,17 +169,15 @@ def split(raw: NDArray[np.uint8], kind: GGMLType, shape: tuple[int, ...]) -> dic
     parts = {p: np.empty(s.shape, s.dtype) for p, s in family_of(fmt).geometry(fmt, shape).items()}
     blocks = np.ascontiguousarray(raw).reshape(-1).view(order.dtype)
     flat = {p: _by_block(a, blocks.size) for p, a in parts.items()}
-    step = max(1, _CHUNK // kind.block)
-    codes = np.empty((min(step, blocks.size), kind.block), np.uint8)
-    for start in range(0, blocks.size, step):
-        chunk = blocks[start : start + step]
-        rows = slice(start, start + chunk.size)
+    for rows in row_slices((blocks.size, kind.block), _CHUNK):
+        chunk = blocks[rows]
         fields = {f: _by_block(np.ascontiguousarray(chunk[f]), chunk.size) for f, _ in order.fields}
         if fmt.bits == 8:
             split_codes(order, fields, flat["codes"][rows])
         else:
-            split_codes(order, fields, codes[: chunk.size])
-            flat["codes"][rows] = pack(codes[: chunk.size], fmt.bits)
+            codes = np.empty((chunk.size, kind.block), np.uint8)
+            split_codes(order, fields, codes)
+            flat["codes"][rows] = pack(codes, fmt.bits)
         for part, field in order.whole.items():
             flat[part][rows] = fields[field]
         if order.small:
@@ -198,9 +197,7 @@ def join_blocks(q: QTensor, kind: GGMLType) -> NDArray[np.uint8]:
     out = np.empty((*q.shape[:-1], kind.row_bytes(k)), np.uint8)
     blocks = out.reshape(-1).view(order.dtype)
     flat = {p: _by_block(np.ascontiguousarray(a), blocks.size) for p, a in q.parts.items() if p != "global_scale"}
-    step = max(1, _CHUNK // kind.block)
-    for start in range(0, blocks.size, step):
-        rows = slice(start, min(start + step, blocks.size))
+    for rows in row_slices((blocks.size, kind.block), _CHUNK):
         chunk = blocks[rows]
         fields = join_codes(order, unpack(flat["codes"][rows], q.format.bits, kind.block))
         fields |= {field: flat[part][rows] for part, field in order.whole.items()}

@@ -150,7 +150,7 @@ def _agreed(name: str, own: Callable[[str], T | None]) -> T | None:
         raise CheckpointError(
             f"[config] {name} is fused from modules with different entries ({entries}); its own cannot be known"
         )
-    return found[0] if found else None
+    return next(iter(found), None)
 
 
 def path_matches(entry: str, name: str) -> bool:
