@@ -520,6 +520,10 @@ USUAL = 2**0.5
 ONES = {f"{name}_multiplier": 1.0 for name in ("attention_out", "embedding", "lm_head", "ssm_in", "ssm_out")}
 FALCON = {"model_type": "falcon_h1", "mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5, **ONES}
 JAMBA = {"model_type": "jamba", "num_experts": 4, "expert_layer_period": 2, "expert_layer_offset": 1}
+MAMBA2 = {
+    "model_type": "mamba2", "intermediate_size": 128, "use_conv_bias": True, "time_step_limit": [0.0, 1.0], "time_step_rank": 4,
+}  # fmt: skip
+LONG_EQUAL = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
 OTHERWISE = [
     ({**PHI, "rope_scaling": LONG}, ""), ({**PHI, "rope_scaling": None}, ""),
     ({**PHI, "rope_scaling": {**LONG, "attention_factor": USUAL}}, ""),
@@ -529,11 +533,25 @@ OTHERWISE = [
     ({"model_type": "glm"}, "rotates whole heads"), ({"model_type": "glm", "partial_rotary_factor": 1.0}, ""),
     ({"model_type": "glm", "rope_parameters": {"partial_rotary_factor": 1.0}}, ""), ({"model_type": "glm4"}, ""),
     (FALCON, ""), ({**FALCON, "mamba_rms_norm": True, "mamba_n_groups": 1}, ""),
-    ({**FALCON, "mamba_rms_norm": True, "mamba_n_groups": 2}, "groups of this model type as one"),
+    ({**FALCON, "mamba_rms_norm": True, "mamba_n_groups": 2}, "groups of this model type's recurrent layers as one"),
     ({**FALCON, "mamba_n_groups": 2}, ""), ({**FALCON, "key_multiplier": 0.5}, "key_multiplier of this model type in part"),
     *(({k: v for k, v in FALCON.items() if k != missing}, "other multipliers than 1") for missing in FALCON if "mult" in missing),
     ({**JAMBA, "num_experts_per_tok": 2}, "experts' scores"), ({**JAMBA, "num_experts_per_tok": 4}, ""),
     ({**JAMBA, "num_experts_per_tok": 4, "expert_layer_period": 3}, "looks for this model type's experts in layers"),
+    ({"model_type": "granitemoehybrid", "layer_types": ["mamba"], "mamba_n_groups": 2}, "recurrent layers as one"),
+    ({"model_type": "granitemoehybrid", "layer_types": ["mamba"], "mamba_n_groups": 1}, ""),
+    ({"model_type": "granitemoehybrid", "layer_types": ["linear_attention"]}, "names and fields of transformers 5"),
+    (MAMBA2, ""), ({**MAMBA2, "n_groups": 8}, "recurrent layers as one"),
+    *(({k: v for k, v in MAMBA2.items() if k != missing}, "names and fields of transformers 5") for missing in tuple(MAMBA2)[1:]),
+    ({"model_type": "gpt2", "n_embd": 64}, ""), ({"model_type": "gpt2", "n_embd": 64, "n_inner": 256}, ""),
+    ({"model_type": "gpt2", "n_embd": 64, "n_inner": 96}, "four times as wide"),
+    ({"model_type": "gpt_neox", "hidden_size": 64, "intermediate_size": 96}, "four times as wide"),
+    ({"model_type": "gptj", "n_embd": 64, "n_inner": 96}, ""),
+    ({"model_type": "minicpm3"}, "looks into rope_scaling"), ({"model_type": "minicpm3", "rope_scaling": LONG_EQUAL}, ""),
+    ({"model_type": "bitnet"}, "ternary words"), ({"model_type": "olmo"}, "ai2-olmo"), ({"model_type": "olmo2"}, ""),
+    ({"model_type": "glm_moe_dsa", "indexer_types": ["full", "shared"]}, "wants an indexer in every layer"),
+    ({"model_type": "glm_moe_dsa", "indexer_types": ["full", "full"]}, ""),
+    ({"model_type": "laguna", "gating": "per-element"}, "gates of heads"), ({"model_type": "laguna", "gating": "per-head"}, ""),
     ({"model_type": "bloom"}, "has no model of this type"), ({"model_type": "bloom", "model_file": "own.py"}, ""),
 ]  # fmt: skip
 """Configurations, and why mlx-lm's logits are others or none; "" where they are the same. That they
@@ -545,8 +563,8 @@ are is seen in test_gguf_to_mlx_lm.py.
 def test_mlx_lm_and_models_that_it_computes_otherwise(config, reason):
     found = predictions(Stub("mlx", bits="affine4:g64", json=config), "mlx")
     assert (reason or "no known restriction") in found[0].reason
-    refused = ("looks for", "has no model")
-    assert found[0].verdict == ("fine" if not reason else "refused" if reason.startswith(refused) else "wrong")
+    right = ("groups", "recurrent", "takes long", "rotates", "key_multiplier", "other multipliers", "experts' scores")
+    assert found[0].verdict == ("fine" if not reason else "wrong" if reason.startswith(right) else "refused")
 
 
 def test_mlx_lm_and_tensors_of_two_model_types():
@@ -560,6 +578,26 @@ def test_mlx_lm_and_tensors_of_two_model_types():
         infos = [checkpoint.weight, tensor]
         checkpoint.infos = lambda infos=infos: infos
         assert predictions(checkpoint, "mlx")[0].verdict == want, (config, tensor)
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "shape", "want"),
+    [
+        ({"model_type": "dbrx"}, "transformer.blocks.0.ffn.switch_mlp.up_proj", (4, 32, 64), "refused"),
+        ({"model_type": "dbrx"}, "transformer.blocks.0.ffn.experts.0.up_proj", (32, 64), "refused"),
+        ({"model_type": "dbrx"}, "transformer.blocks.0.norm_attn_norm.attn.Wqkv", (32, 64), "fine"),
+        ({"model_type": "deepseek_v3", "qk_nope_head_dim": 96, "kv_lora_rank": 64}, "self_attn.kv_b_proj", (32, 64), "refused"),
+        ({"model_type": "deepseek_v3", "qk_nope_head_dim": 128, "kv_lora_rank": 64}, "self_attn.kv_b_proj", (32, 64), "fine"),
+        ({"model_type": "deepseek_v3", "qk_nope_head_dim": 96, "kv_lora_rank": 64}, "self_attn.o_proj", (32, 64), "fine"),
+        ({"model_type": "llama4_text"}, "model.layers.0.feed_forward.switch_mlp.up_proj", (4, 32, 64), "refused"),
+        ({"model_type": "llama4_text"}, "model.layers.0.feed_forward.up_proj", (32, 64), "fine"),
+    ],
+)  # fmt: skip
+def test_mlx_lm_and_packed_tensors_of_a_model_type(config, key, shape, want):
+    checkpoint = Stub("mlx", bits="affine4:g64", json=config)
+    weight = replace(checkpoint.weight, key=key, shape=shape)
+    checkpoint.infos = lambda: [weight]
+    assert predictions(checkpoint, "mlx")[0].verdict == want
 
 
 @pytest.mark.ecosystem("mlx")
@@ -594,7 +632,7 @@ def test_the_rotation_of_gpt_oss(key, rotation, mlx, vllm):
     assert predictions(Stub("gpt-oss", json=config), "vllm")[0].verdict == "fine"
 
 
-@pytest.mark.parametrize(("kind", "repaired"), [("gpt_oss", True), ("qwen3_moe", False), ("llama4_text", None)])
+@pytest.mark.parametrize(("kind", "repaired"), [("gpt_oss", True), ("qwen3_moe", False), ("mistral4", None)])
 def test_mlx_lm_and_dense_stacks_of_experts(kind, repaired, tmp_path):
     """Of gpt-oss `convert --to mlx` writes them as mlx-lm wants them; transformers and vLLM have no
     place for these.

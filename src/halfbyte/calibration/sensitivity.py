@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.io.home import expanded
-from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
+from ..checkpoints.views.usual import usual
 from ..conversion.allocation import KEEP, Choice, Unit, allocatable, candidate_codecs, choices_of, unit_namer
 from ..conversion.quantize import check_dense
 from ..conversion.recipe import Recipe, recipe_of
@@ -108,7 +108,7 @@ def sensitivities(
     check_dense(checkpoint, from_packed)
     name_of = unit_namer(checkpoint, layout)
     base = recipe_of(str(goals[0].target))
-    checkpoint = rows_by_name(with_transposed_experts(checkpoint, base))
+    checkpoint = usual(with_transposed_experts(checkpoint, base))
     source = layer_source(checkpoint, where)
     ids = token_sequences(source.tokenizer, expanded(text), context, sequences)
     with tempfile.TemporaryDirectory(prefix="halfbyte-") as folder:

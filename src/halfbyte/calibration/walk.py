@@ -27,7 +27,7 @@ from ..checkpoints import Checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.io.home import expanded
 from ..checkpoints.io.regular_file import TEXT_BYTES, read_given
-from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
+from ..checkpoints.views.usual import usual
 from ..conversion.expert_formats import check_experts
 from ..conversion.importance import gguf_modules
 from ..conversion.mixes import BoundMix
@@ -141,7 +141,7 @@ def calibrate(
     if isinstance(checkpoint, ModelView):
         recipe = with_names_of_file(recipe, checkpoint)
     check_experts(checkpoint, recipe)
-    checkpoint = rows_by_name(with_transposed_experts(checkpoint, recipe))
+    checkpoint = usual(with_transposed_experts(checkpoint, recipe))
     source = layer_source(checkpoint, where)
     ids = token_sequences(source.tokenizer, expanded(text), context, sequences)
     digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]

@@ -367,7 +367,7 @@ MLX_TYPES = frozenset({
 })  # fmt: skip
 """Model types of mlx-lm 0.32.2, with those that it takes for another."""
 MLX_STACKS = frozenset({
-    "gemma4", "gemma4_text", "gemma4_unified", "llama4", "llama4_text", "minimax_m3_vl", "mistral4", "muse_spark", "qwen3_5_moe",
+    "gemma4", "gemma4_text", "gemma4_unified", "llama4", "minimax_m3_vl", "mistral4", "muse_spark", "qwen3_5_moe",
     "qwen3_vl_moe",
 })  # fmt: skip
 """Model types of which mlx-lm splits dense stacks of experts (`experts.gate_up_proj`)."""
@@ -548,12 +548,102 @@ def _router_bias(f: Facts) -> bool:
     return mixture and any(i.key.endswith("e_score_correction_bias") for i in f.checkpoint.infos())
 
 
+MLX_GROUPS = {"falcon_h1": "mamba_n_groups", "granitemoehybrid": "mamba_n_groups", "mamba2": "n_groups"}
+"""Model types of which mlx-lm norms all groups of a recurrent layer as one, and their number's key."""
+
+
 def _normed_groups(f: Facts) -> bool:
-    """A Falcon-H1 with a norm of several groups."""
+    """A recurrent layer with a norm of several groups; a Falcon-H1 may have none."""
     config = f.checkpoint.config
-    groups = config.get("mamba_n_groups", 1)
-    normed = config.get("model_type") == "falcon_h1" and bool(config.get("mamba_rms_norm"))
-    return normed and isinstance(groups, int) and groups > 1
+    kind = str(config.get("model_type"))
+    groups = config.get(MLX_GROUPS.get(kind, ""), 1)
+    return isinstance(groups, int) and groups > 1 and (kind != "falcon_h1" or bool(config.get("mamba_rms_norm")))
+
+
+def _other_feed_forward(f: Facts) -> bool:
+    """Feed-forward layers that are not four times as wide as the model."""
+    config = f.checkpoint.config
+    if config.get("model_type") not in ("gpt2", "gpt_neox"):
+        return False
+    width = next((n for key in ("hidden_size", "n_embd") if isinstance(n := config.get(key), int)), 0)
+    inner = next((n for key in ("intermediate_size", "n_inner") if isinstance(n := config.get(key), int)), 4 * width)
+    return inner != 4 * width
+
+
+def _no_stretch(f: Facts) -> bool:
+    """A model whose rotation is not stretched, of a type of which mlx-lm wants that."""
+    return f.checkpoint.config.get("model_type") in ("deepseek_v2", "minicpm3") and not f.checkpoint.config.get("rope_scaling")
+
+
+def _no_ternary_words(f: Facts) -> bool:
+    """A BitNet without the scales of packed ternary words."""
+    bitnet = f.checkpoint.config.get("model_type") == "bitnet"
+    return bitnet and not any(info.key.endswith(".weight_scale") for info in f.checkpoint.infos())
+
+
+def _packed_stacks(f: Facts) -> bool:
+    """A DBRX whose packed experts are one stack."""
+    dbrx = f.checkpoint.config.get("model_type") == "dbrx"
+    return dbrx and f.info is not None and f.info.quantized and len(f.info.shape) == 3
+
+
+MLX_SPLIT = frozenset({
+    "bailing_hybrid", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "kimi_linear", "mistral4",
+})  # fmt: skip
+"""Model types of which mlx-lm divides a packed `kv_b_proj` and packs both parts anew."""
+
+
+def _undivided(f: Facts) -> bool:
+    """A packed `kv_b_proj` whose parts are not of whole groups; mlx-lm divides no packed one of
+    Ling 3.
+    """
+    config, info = f.checkpoint.config, f.info
+    kind = config.get("model_type")
+    if info is None or info.format is None or kind not in MLX_SPLIT or not info.key.endswith(".kv_b_proj"):
+        return False
+    sizes = _sizes(config, "qk_nope_head_dim", "kv_lora_rank")
+    group = info.format.group_size
+    return kind == "bailing_hybrid" or (sizes is not None and group > 0 and any(size % group for size in sizes))
+
+
+def _shared_indexer(f: Facts) -> bool:
+    """Layers that attend to what an indexer of another layer chose."""
+    kinds = f.checkpoint.config.get("indexer_types")
+    return f.checkpoint.config.get("model_type") == "glm_moe_dsa" and isinstance(kinds, list) and set(kinds) != {"full"}
+
+
+def _gate_of_elements(f: Facts) -> bool:
+    """A Laguna with a gate for each element of attention's output."""
+    return f.checkpoint.config.get("model_type") == "laguna" and f.checkpoint.config.get("gating") == "per-element"
+
+
+def _llama4_text(f: Facts) -> bool:
+    """Llama 4 without its vision tower."""
+    mixture = any(".experts." in info.key or ".switch_mlp." in info.key for info in f.checkpoint.infos())
+    return f.checkpoint.config.get("model_type") == "llama4_text" and mixture
+
+
+MLX_FIELDS = {
+    "bailing_hybrid": ("num_experts", "num_shared_experts", "first_k_dense_replace", "layer_group_size"),
+    "kimi_linear": ("head_dim", "linear_attn_config", "model_max_length", "num_experts"),
+    "mamba2": ("intermediate_size", "use_conv_bias", "time_step_limit", "time_step_rank"),
+}
+"""Model types -> fields of published configurations that transformers 5 does not write, or names
+otherwise, and without which mlx-lm makes no model.
+"""
+
+
+def _no_published_fields(f: Facts) -> bool:
+    """A configuration as transformers 5 writes it, of a type of which mlx-lm reads published ones."""
+    config = f.checkpoint.config
+    kind = str(config.get("model_type"))
+    renamed = kind == "granitemoehybrid" and "linear_attention" in (config.get("layer_types") or ())
+    return renamed or any(config.get(name) is None for name in MLX_FIELDS.get(kind, ()))
+
+
+def _olmo(f: Facts) -> bool:
+    """A first OLMo, as transformers has it."""
+    return f.checkpoint.config.get("model_type") == "olmo"
 
 
 FALCON_H1 = ("attention_out", "embedding", "lm_head", "ssm_in", "ssm_out")
@@ -1056,8 +1146,32 @@ RULES: tuple[Rule, ...] = (
     Rule("mlx", ("dense", "mlx", "awq"), WRONG,
          "mlx-lm chooses this model type's experts without the router's bias (e_score_correction_bias)", MLX_RUN,
          _router_bias, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         "mlx-lm's feed-forward layers of this model type are four times as wide as the model, whatever config.json says",
+         MLX_RUN, _other_feed_forward, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         "config.json has names and fields of transformers 5; mlx-lm reads those of the published one", MLX_RUN,
+         _no_published_fields, to="mlx", whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         "mlx-lm looks into rope_scaling of this model type, which config.json does not have", MLX_RUN, _no_stretch, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), REFUSED, "mlx-lm reads BitNet's packed ternary words (weight_scale) alone", MLX_RUN,
+         _no_ternary_words, whole=True),
+    Rule("mlx", ("mlx",), REFUSED, "mlx-lm reads DBRX's packed experts one by one, not stacked", MLX_RUN, _packed_stacks),
+    Rule("mlx", ("mlx",), REFUSED,
+         "mlx-lm divides kv_b_proj of this model type and packs its parts anew, which are not of whole groups", MLX_RUN,
+         _undivided),
+    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         "mlx-lm wants an indexer in every layer of this model type, and some attend to what another layer's chose", MLX_RUN,
+         _shared_indexer, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), REFUSED, "mlx-lm reads Laguna's gates of heads, not those of elements", MLX_RUN,
+         _gate_of_elements, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         "mlx-lm reads Llama 4 with its vision tower's configuration (llama4); its llama4_text is another model", MLX_RUN,
+         _llama4_text, whole=True),
+    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         "mlx-lm reads OLMo in the form of the package ai2-olmo, not in transformers'", MLX_RUN, _olmo, whole=True),
     Rule("mlx", ("dense", "mlx", "awq"), WRONG,
-         "mlx-lm norms the mamba_n_groups groups of this model type as one", MLX_RUN, _normed_groups, whole=True),
+         "mlx-lm norms the groups of this model type's recurrent layers as one", MLX_RUN, _normed_groups, whole=True),
     Rule("mlx", ("dense", "mlx", "awq"), WRONG,
          "mlx-lm has other multipliers than 1 where config.json has none, and applies attention_in_multiplier and "
          "key_multiplier of this model type in part", MLX_RUN, _multipliers, whole=True),

@@ -4,6 +4,8 @@
     model.layers.0.block_sparse_moe.experts.3.w1       one expert of Mixtral
     model.layers.0.mlp.experts.gate_up_proj_bias       all experts in one tensor, transformers
     model.layers.0.mlp.switch_mlp.up_proj              the same, MLX
+    model.layers.0.experts.switch_glu.up_proj          the same, MLX's Gemma 4
+    backbone.layers.0.mixer.switch_mlp.fc1             the same without gate, MLX
     model.layers.0.mlp.experts.w13_weight              the same, vLLM
 
 `parse` reads all of them. In `w13` the rows of gate come before those of up, whatever the model.
@@ -19,9 +21,11 @@ PROJECTIONS = {
     "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj", "w13": "gate_up_proj",
 }  # fmt: skip
 """Word in a name -> the projection, by the name that transformers has for it."""
+_UNGATED = {"fc1": "up_proj", "fc2": "down_proj"}
+"""The same, of MLX's stacks without gate."""
 _NAME = re.compile(
-    r"(?P<parent>.+)\.(?P<stack>experts|switch_mlp)"
-    rf"(?:\.(?P<expert>\d+)\.(?P<one>{'|'.join(PROJECTIONS)})|\.(?P<all>\w+?_proj|w13|w2))"
+    r"(?P<parent>.+)\.(?P<stack>experts\.switch_glu|experts|switch_mlp)"
+    rf"(?:\.(?P<expert>\d+)\.(?P<one>{'|'.join(PROJECTIONS)})|\.(?P<all>\w+?_proj|w13|w2|fc1|fc2))"
     r"(?P<leaf>\.weight|\.bias|_weight|_bias)?"
 )
 
@@ -62,11 +66,12 @@ def parse(name: str) -> ExpertName | None:
     if match is None:
         return None
     word, leaf = match["one"] or match["all"], match["leaf"] or ""
-    if word not in PROJECTIONS or (match["expert"] and leaf.startswith("_")):
+    projection = PROJECTIONS.get(word) or _UNGATED.get(word)
+    if projection is None or (match["expert"] and leaf.startswith("_")):
         return None
     expert = int(match["expert"]) if match["expert"] else None
     parent = match["parent"]
-    return ExpertName(f"{parent}.{match['stack']}", f"{parent}.experts", word, PROJECTIONS[word], expert, leaf[1:])
+    return ExpertName(f"{parent}.{match['stack']}", f"{parent}.experts", word, projection, expert, leaf[1:])
 
 
 def words_for(projection: str) -> tuple[str, ...]:

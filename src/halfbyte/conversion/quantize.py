@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.io.home import expanded
-from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
 from ..checkpoints.views.mlx_experts import MLXExperts
+from ..checkpoints.views.usual import usual
 from ..errors import CheckpointError, FormatError, ShapeError, plural
 from ..gguf_models.to_gguf import GGUFView, Replaced
 from ..gguf_models.view import ModelView, as_model
@@ -204,7 +204,7 @@ def quantize_checkpoint(
     if recipe.goal.writer.container != "gguf":
         checkpoint = model_to_round(checkpoint, recipe, isinstance(method, str))
     elif not isinstance(checkpoint, GGUFCheckpoint):
-        checkpoint = GGUFView(Replaced(rows_by_name(checkpoint), replaced or {}))
+        checkpoint = GGUFView(Replaced(usual(checkpoint), replaced or {}))
         replaced = {}
         if isinstance(method, ImportanceRounder):
             rounder = checkpoint.rounder(method, replace(method, orders={}))
@@ -223,7 +223,7 @@ def quantize_checkpoint(
         checkpoint = checkpoint if isinstance(checkpoint, GGUFCheckpoint) else MLXExperts(checkpoint)
     expert_notes = check_experts(checkpoint, recipe)
     kept = reason_kept_dense(checkpoint, recipe)
-    checkpoint = rows_by_name(with_transposed_experts(checkpoint, recipe))
+    checkpoint = usual(with_transposed_experts(checkpoint, recipe))
     how = Quantizing(recipe, rounder, replaced or {}, from_packed)
     if recipe.mix:
         assert isinstance(model, (GGUFView, GGUFCheckpoint))

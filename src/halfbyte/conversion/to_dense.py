@@ -35,7 +35,7 @@ from ..checkpoints.safetensors.file import NUMPY_DTYPES
 from ..checkpoints.safetensors.folder import SIDE_CONFIGS
 from ..checkpoints.safetensors.sharded_writer import ResumableFolder
 from ..checkpoints.safetensors.writer import SafetensorsWriter
-from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
+from ..checkpoints.views.usual import usual
 from ..errors import CheckpointError, FormatError, HalfbyteError
 from ..gguf_models.model_files import model_files
 from ..gguf_models.view import ModelView, as_model, no_model
@@ -309,7 +309,7 @@ def dequantize_checkpoint(
         raise CheckpointError(f"[dequantize] {given}: dense weights are written as a folder, or as one file named *.safetensors")
     checkpoint.check("dequantize")
     check_output_path("dequantize", checkpoint.path, given, overwrite, inputs=source_files(checkpoint))
-    checkpoint = as_model(rows_by_name(checkpoint), "", dtype=word, arithmetic=arithmetic)
+    checkpoint = as_model(usual(checkpoint), "", dtype=word, arithmetic=arithmetic)
     beside, notes = beside_weights(checkpoint, out)
     tensors, dropped = outputs(checkpoint, word)
     result = Written(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint, TensorInfo
 from ..checkpoints.safetensors.native_layout import OwnLayout
+from ..checkpoints.views.mlx_form import to_mlx
 from ..errors import LayoutError
 from ..layouts import LAYOUTS
 from ..layouts.native import format_from_json, format_to_json
@@ -189,7 +190,7 @@ def _worse(a: ErrorStats, b: ErrorStats) -> ErrorStats:
 
 
 def _copied(array: NDArray[Any], info: TensorInfo, goal: Goal, checkpoint: Checkpoint) -> Unit:
-    arrays = {info.key: array}
+    arrays = {info.key: to_mlx(checkpoint.config, info.key, array) if goal.writer.engine_names else array}
     if goal.writer.engine_names and is_gpt_oss(checkpoint):
         arrays = dict(_as_mlx_has_it(info.key, array))
     record = Record(info.key, COPIED, "", info.dtype, info.dtype, info.nbytes, array.nbytes)

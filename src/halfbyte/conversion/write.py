@@ -25,8 +25,9 @@ from ..checkpoints.ledger import ACTIVATION_SCALES
 from ..checkpoints.quant_config import write_config
 from ..checkpoints.safetensors.sharded_writer import ResumableFolder
 from ..checkpoints.safetensors.writer import SafetensorsWriter
-from ..checkpoints.views.gptqmodel_gpt_oss import AlternatingRows, rows_by_name
+from ..checkpoints.views.gptqmodel_gpt_oss import AlternatingRows
 from ..checkpoints.views.mlx_experts import MLXExperts
+from ..checkpoints.views.usual import usual
 from ..errors import CheckpointError, LayoutError
 from ..formats import format_named
 from ..gguf_models.to_gguf import GGUFView, as_gguf
@@ -74,10 +75,10 @@ def convert_checkpoint(
     """
     goal = goal_named(to, scale_dtype) if isinstance(to, str) else to
     checkpoint.check("convert")
-    checkpoint = rows_by_name(checkpoint)
+    checkpoint = usual(checkpoint)
     if like is not None:
         like.check("convert")
-        checkpoint = RenamedLike(checkpoint, rows_by_name(like))
+        checkpoint = RenamedLike(checkpoint, usual(like))
     else:
         check_suffix(expanded(out), goal)
         checkpoint = as_gguf(checkpoint) if goal.writer.container == "gguf" else as_model(checkpoint, goal.layout)

@@ -2,7 +2,7 @@
 constants of its code, and that engines read there: mlx-lm, vLLM, llama.cpp's converter.
 
     published(config)                  {"n_embd": 768, ...} of a GPT-2
-    published_name("laguna", name)     "model.layers.1.mlp.shared_expert.up_proj"
+    published_name(config, name)       "model.layers.1.mlp.shared_expert.up_proj" of a Laguna
 
 Names and values are those of the models' own repositories; transformers renames them as it reads
 them (its `conversion_mapping`).
@@ -10,11 +10,14 @@ them (its `conversion_mapping`).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 Config = Mapping[str, Any]
+PUBLISHED_VALUES = ("architectures", "layer_types")
+"""Fields whose values too are other ones in transformers."""
 
 
 def published(config: Config) -> dict[str, Any]:
@@ -28,11 +31,24 @@ def published(config: Config) -> dict[str, Any]:
         return {}
 
 
-def published_name(model_type: str, name: str) -> str:
-    """The name of a tensor, or of a packed module, in a published checkpoint of a model type."""
-    for pattern, other in _NAMES.get(model_type, ()):
+def published_name(config: Config, name: str) -> str:
+    """The name of a tensor, or of a packed module, in a published checkpoint of a model."""
+    kind = str(config.get("model_type", ""))
+    for pattern, other in _NAMES.get(kind, ()):
         name = re.sub(pattern, other, name)
+    if kind == "bailing_hybrid" and (layer := re.match(r"model\.layers\.(\d+)\.attention\.o_proj", name)):
+        latent = config["layer_types"][int(layer[1])] == "full_attention"
+        name = name.replace(".o_proj", ".dense") if latent else name
     return name
+
+
+def published_parts(model_type: str, path: str) -> tuple[str, ...]:
+    """Modules of published checkpoints that are one of transformers', rows one after another; none
+    for a module that is one in both.
+    """
+    if path.endswith(".conv1d") and model_type in ("bailing_hybrid", "kimi_linear"):
+        return tuple(f"{path.removesuffix('conv1d')}{part}_conv1d" for part in "qkv")
+    return ()
 
 
 def _theta(config: Config) -> Any:
@@ -59,6 +75,17 @@ def _gpt2(config: Config) -> dict[str, Any]:
 def _routing(config: Config) -> dict[str, Any]:
     """Sigmoid scores and a bias that only chooses: DeepSeek V3's."""
     return {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
+
+
+def _bailing_hybrid(config: Config) -> dict[str, Any]:
+    """Ling 3: the last layer of every group has latent attention."""
+    return {
+        "architectures": ["BailingMoeV3ForCausalLM"], "num_experts": config["num_local_experts"],
+        "num_shared_experts": config["n_shared_experts"], "first_k_dense_replace": _first_sparse(config),
+        "layer_group_size": (*config["layer_types"], "full_attention").index("full_attention") + 1, "no_kda_lora": True,
+        "moe_shared_expert_intermediate_size": config["moe_intermediate_size"] * config["n_shared_experts"],
+        "score_function": "sigmoid", "rope_interleave": True,
+    }  # fmt: skip
 
 
 def _exaone_moe(config: Config) -> dict[str, Any]:
@@ -93,11 +120,18 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
             "head_dim": config["linear_head_dim"], "num_heads": config["linear_num_heads"],
             "short_conv_kernel_size": config["linear_conv_kernel_dim"],
         },
-        "mla_use_nope": True, "rope_theta": 10000.0,
+        "mla_use_nope": True, "rope_theta": 10000.0, "head_dim": config["hidden_size"] // config["num_attention_heads"],
         "model_max_length": config["max_position_embeddings"], "num_experts": config["num_local_experts"],
         "num_experts_per_token": config["num_experts_per_tok"], "num_shared_experts": config["n_shared_experts"],
         "moe_renormalize": config["norm_topk_prob"], "moe_router_activation_func": "sigmoid", "moe_layer_freq": 1,
         "num_expert_group": config["n_group"], "use_grouped_topk": True, "first_k_dense_replace": _first_sparse(config),
+    }  # fmt: skip
+
+
+def _mamba2(config: Config) -> dict[str, Any]:
+    return {
+        "intermediate_size": config["expand"] * config["hidden_size"], "use_bias": False, "use_conv_bias": True,
+        "time_step_limit": [0.0, math.inf], "time_step_rank": math.ceil(config["hidden_size"] / 16),
     }  # fmt: skip
 
 
@@ -124,9 +158,11 @@ def _mimo(config: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_GRANITE_LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
 _FIELDS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "afmoe": lambda config: {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
     "apertus": lambda config: {"post_norm": False, "qk_norm": True},
+    "bailing_hybrid": _bailing_hybrid,
     "deepseek_v3": _routing,
     "deepseek_v32": _routing,
     "exaone4": lambda config: {
@@ -142,6 +178,7 @@ _FIELDS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "gpt_neox": lambda config: {
         "rotary_emb_base": _theta(config), "rotary_pct": (config.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0),
     },
+    "granitemoehybrid": lambda config: {"layer_types": [_GRANITE_LAYERS.get(kind, kind) for kind in config["layer_types"]]},
     "hy_v3": _hy_v3,
     "kimi_linear": _kimi_linear,
     "lfm2": lambda config: {
@@ -151,11 +188,14 @@ _FIELDS: dict[str, Callable[[Config], dict[str, Any]]] = {
     },
     "lfm2_moe": lambda config: {"conv_bias": False},
     "mamba": lambda config: {"use_bias": False, "use_conv_bias": True},
+    "mamba2": _mamba2,
     "mellum": lambda config: {"num_experts": config["num_local_experts"]},
     "mimo_v2_flash": _mimo,
     "minimax_m2": _minimax,
     "nemotron": lambda config: {"hidden_act": "relu2"},
-    "nemotron_h": lambda config: {"mamba_proj_bias": False, "use_conv_bias": True},
+    "nemotron_h": lambda config: {
+        "mamba_proj_bias": False, "use_conv_bias": True, **({"n_shared_experts": 1} if "n_routed_experts" in config else {}),
+    },
     "phi3": lambda config: {
         "rope_scaling": scaled | {"type": "longrope"} if (scaled := config.get("rope_scaling")) else None,
     },
@@ -168,21 +208,31 @@ _GRANITE_MOE = (
     (r"\.experts\.gate_up_proj$", ".input_linear.weight"), (r"\.experts\.down_proj$", ".output_linear.weight"),
     (r"\.block_sparse_moe\.router(?=\.weight$|$)", ".block_sparse_moe.router.layer"),
 )  # fmt: skip
+_FORGETTING = (r"\.self_attn\.forget_gate\.", ".self_attn.")
 _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
+    "bailing_hybrid": (
+        _FORGETTING,
+        (r"\.self_attn\.", ".attention."),
+        (r"^model\.embed_tokens(?=\.|$)", "model.word_embeddings"),
+        (r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.gate.expert_bias"),
+    ),
     "ernie4_5_moe": ((r"\.mlp\.gate\.moe_statics\.", ".mlp.moe_statics."),),
     "exaone_moe": ((r"\.mlp\.gate\.(?=e_score_correction_bias$)", ".mlp."),),
     "granitemoe": _GRANITE_MOE,
     "granitemoehybrid": _GRANITE_MOE,
     "gpt2": ((r"^transformer\.", ""),),
+    "gpt_neox": ((r"^lm_head(?=\.|$)", "embed_out"),),
     "hy_v3": (
         (r"\.mlp\.gate(?=\.|$)", ".mlp.router.gate"),
         (r"\.mlp\.e_score_correction_bias$", ".mlp.expert_bias"),
         (r"\.mlp\.shared_experts\.", ".mlp.shared_mlp."),
     ),
+    "kimi_linear": (_FORGETTING,),
     "laguna": (
         (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
         (r"\.mlp\.gate\.(?=e_score_correction_bias$)", ".mlp.experts."),
     ),
+    "nemotron_h": ((r"^model\.", "backbone."),),
     "mimo_v2_flash": ((r"\.self_attn\.sinks$", ".self_attn.attention_sink_bias"),),
 }
 """transformers' model type -> (expression in its names, what stands there in published ones)."""

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint, TensorInfo, expert_names
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
+from ..checkpoints.mlx_names import mlx_name, stack_module
 from ..checkpoints.views.base import View
 from ..errors import CheckpointError, UnsupportedError, plural
 from ..layouts import LAYOUTS
@@ -47,7 +48,7 @@ from .names import (
     slot,
     stem_of,
 )
-from .published import published, published_name
+from .published import PUBLISHED_VALUES, published, published_name, published_parts
 from .rotation import llama3_rope
 
 INTERLEAVED = ("gpt_oss",)
@@ -68,8 +69,6 @@ SPARSE_BLOCK = re.compile(r"\.mlp(?=\.(?:experts|gate|router|shared_experts)\b|$
 that read them by name.
 """
 SPARSE_BLOCKS = ("kimi_linear", "minimax_m2", "mixtral", "phimoe")
-MLX_EXPERTS = ("afmoe", "dots1")
-"""Model types whose stacks mlx-lm calls `experts`; those of others are `switch_mlp`."""
 FLAT = ("dbrx",)
 """Model types whose experts are the matrices of `DBRX_EXPERTS`."""
 TOKEN_TYPES = "token_types"
@@ -144,7 +143,7 @@ class ModelView(View):
         super().__init__(source)
         self.architecture = architecture_of(source)
         self.dtype, self.arithmetic, self.dense = dtype, arithmetic, dense
-        self.published = published and self.architecture.model_type in SPARSE_BLOCKS
+        self.published = published
         settings = settings_of(source)
         self.settings = SimpleNamespace(**settings)
         self.heads, self.head_dim = (int(settings.get(name) or 0) for name in ("num_attention_heads", "head_dim"))
@@ -167,8 +166,9 @@ class ModelView(View):
         if joined and self.architecture.model_type in INTERLEAVED:
             self._join()
         if published:
-            kind, same = self.architecture.model_type, {name for name in self._tensors if self._is_packed_stack(name)}
-            self._tensors = {n if n in same else published_name(kind, n): t for n, t in self._tensors.items()}
+            named = {n: self._published(n, settings) for n in self._tensors}
+            kind = self.architecture.model_type
+            self._tensors = {mlx_name(kind, named[n]) if switch else named[n]: t for n, t in self._tensors.items()}
         self.decoded = [name for name, t in self._tensors.items() if t.decoded and any(source.info(k).quantized for k in t.keys)]
 
     def _add(self, key: str, switch: bool, stacks: bool) -> bool:
@@ -186,7 +186,7 @@ class ModelView(View):
         if where is None or not info.shape:  # a scalar is none of the model's tensors, whatever its name
             return False
         path, leaf = where
-        if self.published:
+        if self.published and self.architecture.model_type in SPARSE_BLOCKS:
             path = SPARSE_BLOCK.sub(".block_sparse_moe", path).replace("block_sparse_moe.router", "block_sparse_moe.gate")
         if EXPERTS in path:
             if len(info.shape) != (2 if leaf == "bias" else 3):
@@ -195,6 +195,9 @@ class ModelView(View):
             return True
         if PART in path:
             whole, _, number = path.partition(PART)
+            if self.published and (parts := published_parts(self.architecture.model_type, whole)):
+                self._tensors[f"{parts[int(number)]}.{leaf}"] = _Tensor((key,), stem, decoded=info.quantized)
+                return True
             self._parts.setdefault((whole, leaf), {})[int(number)] = key
             return True
         if EACH in path:
@@ -281,7 +284,7 @@ class ModelView(View):
                 self._parts.setdefault((f"{module}.gate_up_proj", EXPERTS), {})[half] = key
             return
         if switch and kind not in INTERLEAVED:
-            module = module if kind in MLX_EXPERTS else f"{module.removesuffix('.experts')}.switch_mlp"
+            module = f"{module.removesuffix('.experts')}.{stack_module(kind)}"
         if packed or switch or stacks or leaf != "weight" or kind in INTERLEAVED:
             self._tensors[f"{module}.{projection}" if info.quantized else f"{module}.{projection}.{leaf}"] = _Tensor((key,))
         else:
@@ -302,6 +305,13 @@ class ModelView(View):
         packed = all(i.quantized and i.format == infos[0].format for i in infos) and leaf == "weight"
         packed = packed and inner not in self.architecture.joins and not any(s in self.architecture.changes for s in stems)
         self._tensors[path if packed else f"{path}.{leaf}"] = _Tensor(tuple(keys), joined=inner, decoded=not packed)
+
+    def _published(self, name: str, settings: Mapping[str, Any]) -> str:
+        """A key under its published name; the projections of packed experts keep theirs."""
+        module, _, projection = name.rpartition(".")
+        return (
+            f"{published_name(settings, module)}.{projection}" if self._is_packed_stack(name) else published_name(settings, name)
+        )
 
     def _is_packed_stack(self, name: str) -> bool:
         """Whether a key has packed experts, whose projections keep their names."""
@@ -583,7 +593,7 @@ def with_older_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """config.json of transformers 5, which has the rotation in `rope_parameters`, with what other
     programs (mlx-lm, llama.cpp's converter) read in its place: `rope_theta`, `rope_scaling`,
     `rope_local_base_freq`, `sliding_window_pattern` and, of Qwen 3's experts, `num_experts`. A name
-    that is there stays.
+    that is there stays, but for PUBLISHED_VALUES.
     """
     older: dict[str, Any] = {}
     rope = config.get("rope_parameters") or {}
@@ -603,7 +613,7 @@ def with_older_names(config: Mapping[str, Any]) -> dict[str, Any]:
     if str(config.get("model_type", "")).startswith("qwen3") and config.get("num_local_experts"):
         older["num_experts"] = config["num_local_experts"]
     named = {**config, **{k: v for k, v in older.items() if config.get(k) is None}}
-    return {**named, **{k: v for k, v in published(named).items() if config.get(k) is None}}
+    return {**named, **{k: v for k, v in published(named).items() if config.get(k) is None or k in PUBLISHED_VALUES}}
 
 
 def _shortest(value: Any) -> Any:

@@ -24,6 +24,7 @@ from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.hub import local_copy
 from ..checkpoints.views.gptqmodel_gpt_oss import has_split_gate_up
+from ..checkpoints.views.mlx_form import from_mlx
 from ..errors import BackendError, FormatError
 from ..generation.native_tokenizer import tokenizer_of_folder
 from ..gguf_models.config import config_of
@@ -84,6 +85,7 @@ def load_model(
             model = model_of_gguf(checkpoint, model_settings, wanted, where, activations, backend, tokens)
             del tokens
         else:
+            checkpoint = from_mlx(checkpoint)
             model_settings = config_of_folder(checkpoint)
             checkpoint.check("load_model")
             tokenizer = tokenizer_of_folder(checkpoint)

@@ -32,7 +32,7 @@ import numpy as np
 from ..checkpoints import Checkpoint, expert_names
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.ledger import ACTIVATION_SCALES, UNREADABLE
-from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
+from ..checkpoints.views.usual import usual
 from ..errors import CheckpointError, UnsupportedError
 from ..gguf_models.names import unsupported
 from ..gguf_models.to_gguf import GGUFView
@@ -168,7 +168,7 @@ def verify(
     """
     if dtype is not None:
         dtype = dtype_named(dtype).name
-    a, b = rows_by_name(a), rows_by_name(b)
+    a, b = usual(a), usual(b)
     if not rules:
         a, b = _in_one_convention(a, b, arithmetic)
     unaccounted = [*_unaccounted(a, left=True), *_unaccounted(b, left=False)]

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..checkpoints import Checkpoint, expert_names
 from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
-from ..checkpoints.views.gptqmodel_gpt_oss import rows_by_name
+from ..checkpoints.views.usual import usual
 from ..errors import UnsupportedError
 from ..gguf_models.names import unsupported
 from ..gguf_models.view import ModelView
@@ -84,7 +84,7 @@ class Source:
     def __init__(self, path: str | Path) -> None:
         opened = open_checkpoint(path)
         opened.check("vllm")
-        self.checkpoint: Checkpoint = model_view(opened) if isinstance(opened, GGUFCheckpoint) else rows_by_name(opened)
+        self.checkpoint: Checkpoint = model_view(opened) if isinstance(opened, GGUFCheckpoint) else usual(opened)
         self.matrices: dict[str, str] = {}
         self.experts: dict[str, dict[Projection, str]] = defaultdict(dict)
         self._unused = {e.name for e in opened.ledger().entries if e.status == AUXILIARY and not e.name.endswith(NEEDED)}

@@ -3,6 +3,7 @@
     …mlp.experts.0.gate_proj, …experts.1.gate_proj, …   ->  …mlp.switch_mlp.gate_proj (e, n, k)
     …block_sparse_moe.experts.0.w1, …                   ->  …block_sparse_moe.switch_mlp.gate_proj
     …mlp.experts.0.gate_proj, … of gpt-oss              ->  …mlp.experts.gate_proj
+    …feed_forward.w1 of LFM2                            ->  …feed_forward.gate_proj
 
 Codes and scales are placed one after another; no bit changes. Experts that differ in format or
 shape, and those whose groups run over the flattened matrix, stay single.
@@ -22,6 +23,7 @@ from ...tensor.concat import stack
 from ...tensor.qtensor import QTensor
 from .. import expert_names
 from ..base import Checkpoint, TensorInfo
+from ..mlx_names import mlx_name, stack_module
 from .base import View
 
 
@@ -34,7 +36,9 @@ class MLXExperts(View):
         super().__init__(source)
         stacks = _stacks(source)
         stack_of = {key: name for name, keys in stacks.items() for key in keys}
-        self._sources = {name: stacks.get(name, (name,)) for name in dict.fromkeys(stack_of.get(key, key) for key in source)}
+        kind = str(source.config.get("model_type"))
+        names = dict.fromkeys(stack_of.get(key, key) for key in source)
+        self._sources = {mlx_name(kind, name): stacks.get(name, (name,)) for name in names}
 
     def keys(self) -> tuple[str, ...]:
         return tuple(self._sources)
@@ -72,13 +76,13 @@ class MLXExperts(View):
 def _stacks(source: Checkpoint) -> Mapping[str, tuple[str, ...]]:
     """Name of a stack -> the keys of its matrices, in the order of the experts."""
     found: dict[str, dict[int, TensorInfo]] = {}
-    stack_module = "experts" if source.config.get("model_type") == "gpt_oss" else "switch_mlp"
+    module = stack_module(str(source.config.get("model_type")))
     for info in source.infos():
         name = expert_names.parse(info.key)
         if name is not None and name.expert is not None:
             leaf = f".{name.leaf}" if name.leaf else ""
             parent = name.module.removesuffix(".experts")
-            found.setdefault(f"{parent}.{stack_module}.{name.projection}{leaf}", {})[name.expert] = info
+            found.setdefault(f"{parent}.{module}.{name.projection}{leaf}", {})[name.expert] = info
     return {
         name: tuple(experts[e].key for e in range(len(experts)))
         for name, experts in found.items()
