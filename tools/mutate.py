@@ -19,9 +19,9 @@ sources or tests while a sample runs; run long ones in a clone.
    first, then the cases of these test functions that were not recorded.
 3. Fresh: mutants of module and class bodies (tables, defaults), of functions that no recorded test
    calls, and those that step 2 left in functions that run when the tests are imported, run in a new
-   process that imports the mutated file: the tests that call the function, then the mirrored file
-   of tests, then those that call any function of the file or of a file that imports it. Steps 2
-   and 3 overlap.
+   process that imports the mutated file: the tests that call the function, or one that uses the
+   constant, then the mirrored file of tests, then those that call any function of the file or of
+   a file that imports it. Steps 2 and 3 overlap.
 
 A mutant is killed by a test that fails with it alone and passes without it, or that takes 20 times
 its time and 10 seconds more; a file that cannot be imported counts as killed. `--budget` bounds the
@@ -88,6 +88,7 @@ PRELOADED = ("numpy", "ml_dtypes", "safetensors", "gguf", "torch", "hypothesis",
 PERFORMANCE = {"BLOCK_ELEMENTS", "_BLOCK", "_CHUNK", "_TILE", "_LINE", "_WORDS", "BLOCK_BYTES", "ROWS", "BLOCK", "CHUNK"}
 PERFORMANCE |= {"BUFFER", "STEP", "_PIECE", "_MOST", "IN_FLIGHT", "FIRST_READ", "FIRST_BYTES", "FIRST_GGUF", "ATTEMPTS", "WAIT"}
 PERFORMANCE |= {"LONGEST_WAIT", "BYTES_PER_SECOND", "PATIENCE", "QUIET_BYTES", "CONNECTIONS", "SAMPLED", "SHOWN", "ENTRY_ROOM"}
+PERFORMANCE |= {"MANY_STRINGS"}
 """Constants of block sizes, buffers, waits and lengths of messages."""
 
 KEYWORDS = {"strict", "copy", "stacklevel", "maxsize", "frozen", "slots", "exist_ok", "indent", "ensure_ascii", "daemon"}
@@ -849,11 +850,39 @@ FIRST = 40
 """Tests of the first try of a fresh process, which collects only their files."""
 
 
+def readers(mutant: Mutant) -> list[str]:
+    """Names of the functions that use what a statement outside functions sets: those that name a
+    constant, or one made of it, in its file or an importer's, and the function of a default.
+    """
+    wanted: set[str] = set()
+    found = []
+    for file in (mutant.file, *importers(mutant.file)):
+        path = SOURCE / file
+        bodies = [parsed(path).body, *(n.body for n in ast.walk(parsed(path)) if isinstance(n, ast.ClassDef))]
+        for node in (n for body in bodies for n in body):
+            used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            here = file == mutant.file and node.lineno <= mutant.line <= (node.end_lineno or node.lineno)
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and (here or not wanted.isdisjoint(used)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                wanted |= {t.id for t in targets if isinstance(t, ast.Name)}
+        for code in all_codes(compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True)):
+            default = file == mutant.file and code.co_firstlineno <= mutant.line and mutant.line in range(*signature(code))
+            if code.co_flags & 1 and (default or not wanted.isdisjoint(code.co_names)):  # CO_OPTIMIZED: a function
+                found.append(name_of(code))
+    return found
+
+
+def signature(code: CodeType) -> tuple[int, int]:
+    """First line of a function, and the first of its body."""
+    return code.co_firstlineno, min((line for *_, line in code.co_lines() if line and line > code.co_firstlineno), default=0)
+
+
 def judge_fresh(mutant: Mutant, calls: Calls, budget: float) -> tuple[int, str]:
     """Exit code and killing test of a mutant whose file is imported anew."""
     original, changed = compiled(mutant)
     changes = function_changes(original, changed)
-    tests = list(dict.fromkeys([*(calls.for_functions(changes[1]) if changes else []), *calls.for_file(mutant.file)]))
+    users = changes[1] if changes else readers(mutant)
+    tests = list(dict.fromkeys([*calls.for_functions(users), *calls.for_file(mutant.file)]))
     if not tests:
         return EMPTY, ""
 

@@ -71,6 +71,15 @@ def test_groups_share_pattern_format_and_shape():
     ]
 
 
+def test_one_tensor_keeps_its_name_and_two_share_a_pattern():
+    for count in (1, 2, 3):
+        m = MemoryCheckpoint({f"a.{i}.w": np.ones(2) for i in range(count)} | {"b.0.w": np.ones(2)})
+        assert [(g.pattern, len(g.infos)) for g in grouped(m.infos())] == [
+            ("a.0.w" if count == 1 else "a.*.w", count),
+            ("b.0.w", 1),
+        ]
+
+
 def test_every_tensor_is_in_exactly_one_group():
     m = model()
     assert sorted(i.key for g in grouped(m.infos()) for i in g.infos) == sorted(m.keys())

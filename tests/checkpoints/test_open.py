@@ -222,6 +222,15 @@ def test_a_key_that_is_not_there_names_what_is(tmp_path: Path):
             checkpoint.info(bad)
 
 
+def test_the_two_nearest_names_are_named(tmp_path: Path):
+    for name in ("model_a", "model_b", "model_c", "other"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(CheckpointError, match=r"no such file or folder here \(nearest: [^,]*model_.?, [^,]*model_.?\)"):
+        hb.open(tmp_path / "model_d")
+    with pytest.raises(CheckpointError, match=r"no such file or folder here \(nearest: [^,]*other\)"):
+        hb.open(tmp_path / "othe")
+
+
 def test_what_is_not_a_checkpoint_is_refused(tmp_path: Path):
     with pytest.raises(CheckpointError, match="there is no such file or folder"):
         hb.open(tmp_path / "nowhere")

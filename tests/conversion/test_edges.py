@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import halfbyte
 from halfbyte import QTensor, format_named, quantize
 from halfbyte.conversion import LossyError, convert_tensor, convert_weight, goal_named
-from halfbyte.conversion.edges import difference, requantize
+from halfbyte.conversion.edges import difference, refusal, requantize
+from halfbyte.conversion.outcome import Outcome
 from halfbyte.errors import FormatError, LayoutError
 from halfbyte.formats import codec_names
 from halfbyte.numerics.bits import pack, unpack
@@ -506,6 +507,52 @@ def test_the_refusal_names_the_weight_its_error_and_what_would_be_exact():
     ((key, _, rms),) = caught.value.losses
     assert key == "blk.0.attn_q"
     assert 0 < rms < 0.1
+
+
+def lost(why: str, rms: float, *instead: str) -> Outcome:
+    error = ErrorStats()
+    error.add(np.ones((1, 2)), np.full((1, 2), 1.0 + rms))
+    return Outcome(quantize(np.eye(1, 32, dtype=np.float32), "int4:g32"), {}, {}, "lossy", why, error, instead)
+
+
+def test_the_refusal_gives_each_cause_once_with_its_least_and_largest_error():
+    goal = goal_named("gguf:q4_0")
+    a, b, c = lost("too wide", 0.25, "gguf:q5_0"), lost("too wide", 0.5, "gguf:q8_0"), lost("too odd", 0.125)
+    said = [
+        (
+            (a,),
+            (
+                "[convert] 1 weight cannot go to gguf:q4_0 exactly: k0: too wide, a relative RMS error of 0.25. Exact instead: "
+                "gguf:q5_0. Allow"
+            ),
+        ),
+        (
+            (a, b),
+            (
+                "2 weights cannot go to gguf:q4_0 exactly: too wide, relative RMS errors of 0.25 to 0.5, the largest in k1. "
+                "Exact instead: gguf:q5_0, gguf:q8_0. Allow"
+            ),
+        ),
+        ((b, a), "too wide, relative RMS errors of 0.25 to 0.5, the largest in k0. Exact instead: gguf:q5_0, gguf:q8_0. Allow"),
+        ((a, a), "exactly: too wide, a relative RMS error of 0.25 in k0. Exact instead: gguf:q5_0. Allow"),
+        ((c, c), "exactly: too odd, a relative RMS error of 0.125 in k0. Allow"),
+        (
+            (a, c, b),
+            (
+                "3 weights cannot go to gguf:q4_0 exactly: 2 of them: too wide, relative RMS errors of 0.25 to 0.5, the largest "
+                "in k2; 1 of them: too odd, a relative RMS error of 0.125 in k1. Exact"
+            ),
+        ),
+    ]
+    for outcomes, text in said:
+        error = refusal(goal, [(f"k{i}", o) for i, o in enumerate(outcomes)])
+        assert text in str(error)
+        assert error.losses == [(f"k{i}", o.why, o.error.relative_rms) for i, o in enumerate(outcomes)]
+        assert error.instead == ("" if c in outcomes else "gguf" if b in outcomes else "gguf:q5_0")
+    counted = refusal(goal, [("k0", a), ("k1", c)], {"k0": 1000, "k1": 234})
+    assert "1,234 weights cannot go" in str(counted)
+    assert "exactly: 1,000 of them: too wide, a relative RMS error of 0.25 in k0; 234 of them: too odd" in str(counted)
+    assert "in k1 (the first rows of one weight of each format were tried; --plan tries all). Exact" in str(counted)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from halfbyte import QTensor, format_named, quantize
+from halfbyte.formats import family_of
 from halfbyte.formats.decode import element_values, group_expander, nested_factors, significant_bits
 from halfbyte.spec import Format
 
@@ -115,3 +116,20 @@ def test_nested_factors_of_a_slice_know_their_blocks():
     np.testing.assert_array_equal(mapped, parts["nested_map"].astype(np.float64)[scales])
     np.testing.assert_array_equal(absmax.reshape(-1), np.where(np.arange(n * k // 32) < 256, 2.0, 3.0))
     np.testing.assert_array_equal(whole[30:36].dequantize("float64"), whole.dequantize("float64")[30:36])
+
+
+def test_a_slice_of_rows_that_share_blocks_keeps_the_scales_of_all():
+    fmt = format_named("nf4:g32", nested=True)
+    rng = np.random.default_rng(2)
+    n, k = 300, 40  # 375 blocks of 32, the 257th on of the second scale
+    parts = {
+        "codes": rng.integers(0, 256, (n, k // 2), dtype=np.uint8),
+        "scales": rng.integers(0, 256, 375, dtype=np.uint8),
+        "nested_map": rng.standard_normal(256).astype(np.float32),
+        "nested_absmax": np.array([2.0, 3.0], np.float32),
+        "nested_offset": np.array(0.5, np.float32),
+    }
+    whole = QTensor(family_of(fmt).fit(fmt, (n, k)), (n, k), parts)
+    values = whole.dequantize("float64")
+    for start, stop in ((0, 5), (1, 3), (200, 210), (299, 300)):
+        np.testing.assert_array_equal(whole[start:stop].dequantize("float64"), values[start:stop])

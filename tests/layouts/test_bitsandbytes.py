@@ -69,7 +69,7 @@ def test_random_bytes_come_back(kind: str, shape: tuple[int, ...], nested: bool)
     "storage", [np.uint8, np.int8, np.float16, ml_dtypes.bfloat16, np.float32], ids=lambda d: np.dtype(d).name
 )
 def test_any_storage_dtype_over_the_same_bytes(storage) -> None:
-    for shape in ((8, 64), (3, 5)):
+    for shape in ((8, 64), (3, 5), *((1, size) for size in range(1, 18))):
         tensors = foreign(np.random.default_rng(1), "nf4", shape, 64, storage=storage)
         q = check_round_trip(BNB, tensors, {})
         plain = BNB.unpack(

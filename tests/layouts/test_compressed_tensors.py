@@ -425,6 +425,20 @@ def test_a_code_below_or_above_its_width_is_refused(bits: int) -> None:
             LAYOUT.unpack(tensors, config, "down")
 
 
+@pytest.mark.parametrize("rows", [-1, 1, 2, 5])
+@pytest.mark.parametrize("size", [-1, 1, 16, 64])
+def test_a_tile_is_written_with_its_numbers_and_the_whole_as_a_tensor(rows: int, size: int) -> None:
+    q = random_tensor(format_named("fp8_e4m3:channel", rows=5).with_(group_rows=rows, group_size=size), (5, 64), 3)
+    weights = LAYOUT.config(q)["weights"]
+    assert weights["group_size"] is None
+    if (rows, size) == (-1, -1):
+        assert weights["strategy"] == "tensor"
+        assert "block_structure" not in weights
+    else:
+        assert weights["strategy"] == "block"
+        assert weights["block_structure"] == [5 if rows == -1 else rows, 64 if size == -1 else size]
+
+
 @pytest.mark.parametrize(("zero", "fits"), [(32767 - 8, True), (-(32767 - 8), True), (32767 - 7, False), (-(32767 - 7), False)])
 def test_zero_points_take_16_bits(zero: int, fits: bool) -> None:
     tensors, config = broken({"weight_packed": None, "weight": np.zeros((16, 128), np.int8)})

@@ -181,7 +181,7 @@ def _blockwise(terms: list[F64], square: F64) -> list[F64]:
     """The sum of terms [m, k] times a block-diagonal matrix of `square` [s, s], exact, as few
     terms.
     """
-    size = square.shape[0]
+    size = len(square)
     out: list[F64] = []
     for term in terms:
         rows = np.ascontiguousarray(term).reshape(-1, size)

@@ -95,7 +95,8 @@ def nest(absmax: NDArray[Any], codes: str) -> dict[str, NDArray[Any]]:
     offset = lane_sum(values.reshape(-1)) / _F32(values.size)
     blocks = _by_256(values - offset)
     largest = np.abs(blocks).max(axis=-1)
-    scaled = blocks * (_F32(1) / np.where(largest == 0, _F32(1), largest))[:, None]
+    inverse = np.divide(_F32(1), largest, out=np.zeros_like(largest), where=largest != 0)
+    scaled = blocks * inverse[:, None]
     if codes == "grid":
         scaled = np.floor((scaled + _F32(1)) * _F32(32767.5) + _F32(0.5)).astype(np.float64) / 65535 * 2 - 1
     exact = table.astype(np.float64)

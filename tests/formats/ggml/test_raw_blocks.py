@@ -11,6 +11,7 @@ import pytest
 from halfbyte import QTensor, format_named, quantize
 from halfbyte.errors import FormatError, ShapeError, UnsupportedError
 from halfbyte.formats import FAMILIES, family_of
+from halfbyte.formats.ggml.raw_blocks import dequantize_blocks
 
 CODECS = FAMILIES["ggml_rare"].codecs
 
@@ -40,6 +41,14 @@ def to_bfloat16(x: float) -> float:
     """x rounded once to 8 significant bits, half to even."""
     exponent = 8 - math.frexp(x)[1]
     return float(round(Fraction(x) * Fraction(2) ** exponent) / Fraction(2) ** exponent)
+
+
+@pytest.mark.parametrize("lead", [(0,), (2, 0), (0, 3), (3, 0, 2)], ids=str)
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_tensor_without_rows_keeps_its_axes(codec, lead):
+    fmt = format_named(codec)
+    (spec,) = family_of(fmt).geometry(fmt, (*lead, 512)).values()
+    assert dequantize_blocks(codec, np.empty(spec.shape, spec.dtype)).shape == (*lead, 512)
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.1, -3.0])

@@ -30,7 +30,10 @@ def test_codes_of_integers_are_the_nearest_and_saturate(element, zero):
 
 def test_a_divisor_below_the_normal_numbers_counts_as_zero():
     by = np.array([0.0, 2.0**-127, 2.0**-126, -(2.0**-126), -(2.0**-127), 2.0], np.float32)
-    assert safe_divide(np.float32(2.0**-126), by).tolist() == [0, 0, 1, -1, 0, 2.0**-127]
+    with np.errstate(all="raise"):  # what is not divided gives no warning
+        assert safe_divide(np.float32(2.0**-126), by).tolist() == [0, 0, 1, -1, 0, 2.0**-127]
+        assert safe_divide(np.ones((2, 1)), np.zeros(3)).tolist() == [[0.0] * 3] * 2
+    assert np.isnan(safe_divide(1.0, np.array([np.nan]))).all()
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -49,8 +49,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.bits import pack, unpack
+from ...numerics.row_slices import row_slices
 
 U8 = NDArray[np.uint8]
+
+_BLOCK = 1 << 22
+"""Codes put in order at a time, which bounds memory."""
 
 PLANES: dict[int, tuple[int, ...]] = {8: (8,), 7: (4, 2, 1), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,), 1: (1,)}
 """Width of code -> widths of its planes, low bits first."""
@@ -148,20 +152,19 @@ def to_fragments(codes: U8, k: int, by_16: bool = False, element: str = "uint", 
         words = stream.view("<i4").reshape(tiles, 16, units, 4)
         return np.ascontiguousarray(words.transpose(0, 2, 1, 3))
     out = np.empty((tiles, units * bits // 4, 32, 4), np.int32)
-    step = max(1, (1 << 22) // (16 * max(1, k)))
-    for first in range(0, tiles, step):
-        last = min(first + step, tiles)
-        q = np.zeros(((last - first) * 16, units * 64), np.uint8)
-        rows = codes[first * 16 : last * 16]
+    for some in row_slices((tiles, 16 * k), _BLOCK):
+        rows = codes[some.start * 16 : some.stop * 16]
+        count = some.stop - some.start
+        q = np.zeros((count * 16, units * 64), np.uint8)
         q[: len(rows), :k] = rows if bits == 8 else unpack(rows, 4, k)
-        q = q.reshape(last - first, 2, 8, units, 2, *INNER_SIZES[by_16])
+        q = q.reshape(count, 2, 8, units, 2, *INNER_SIZES[by_16])
         if bits == 8:
             q = np.ascontiguousarray(q.transpose(AXES_OF_8_BITS[by_16]))
-            out[first:last] = q.reshape(-1).view("<i4").reshape(last - first, units * 2, 32, 4)
+            out[some] = q.reshape(-1).view("<i4").reshape(count, units * 2, 32, 4)
             continue
         q = q.transpose(AXES_OF_4_BITS[by_16])
-        words = np.ascontiguousarray(pack(q.reshape(last - first, units, 32, 4, 8), 4)).view("<i4")[..., 0]
-        out[first:last] = spread_e2m1(words) if element == "e2m1" else words
+        words = np.ascontiguousarray(pack(q.reshape(count, units, 32, 4, 8), 4)).view("<i4")[..., 0]
+        out[some] = spread_e2m1(words) if element == "e2m1" else words
     return out
 
 

@@ -223,7 +223,7 @@ class GGUFFile:
             raise CheckpointError(f"[gguf] {shard.path}: {h} is quantized; read it with rows()")
         raw = self.raw(name)
         if shard.header.order == ">":
-            words = raw.view(np.dtype(f">u{h.type.nbytes}")) if h.type.nbytes > 1 else raw
+            words = raw.view(np.dtype(f">u{h.type.nbytes}"))
             raw = words.astype(words.dtype.newbyteorder("=")).view(np.uint8)
         array = raw.view(h.dtype).reshape(h.shape)
         array.flags.writeable = False
@@ -249,8 +249,8 @@ def _all_shards(path: Path, first: Shard, files: Files | None) -> list[Shard]:
     belongs elsewhere.
     """
     meta = first.header.metadata
-    count = meta.typed("split.count", "integer", 1)
-    if count <= 1:
+    count = meta.typed("split.count", "integer")
+    if count is None or count <= 1:
         return [first]
     match = SHARD.fullmatch(path.name)
     if match is None or int(match["count"]) != count:
@@ -268,7 +268,7 @@ def _all_shards(path: Path, first: Shard, files: Files | None) -> list[Shard]:
         else:
             raise CheckpointError(f"[gguf] {path}: shard {number + 1} of {count} is missing: {sibling}")
         has = shard.header.metadata
-        if has.typed("split.no", "integer", -1) != number or has.typed("split.count", "integer", -1) != count:
+        if has.typed("split.no", "integer") != number or has.typed("split.count", "integer") != count:
             raise CheckpointError(
                 f"[gguf] {sibling}: split.no is {has.get('split.no')} (from 0) and split.count {has.get('split.count')}; "
                 f"its name says {number} of {count}"

@@ -150,7 +150,8 @@ class Lock:
     """
 
     def __init__(self, path: Path, out: Path) -> None:
-        self.path, self._descriptor = path, -1
+        self.path = path
+        self._descriptor: int | None = None
         try:
             while True:
                 try:
@@ -197,8 +198,8 @@ class Lock:
 
     def release(self) -> None:
         """Delete the file and give the lock back; nothing to do the second time."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor < 0:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
             return
         if sys.platform == "win32":  # deletes no open file
             os.close(descriptor)

@@ -56,7 +56,7 @@ parsed by `_slow_entry`.
 """
 _VALUE = re.compile(_W + rb":" + _W + rb"(\{[^{}]{0,%d}\})" % MAX_ENTRY + _W + rb"([,}])")
 _PAIR = re.compile(_W + rb'"([^"]*)"' + _W + rb":" + _W + rb'"([^"]*)"' + _W + rb"([,}])")
-_METADATA = re.compile(_W + rb":" + _W + rb"\{" + _W + rb"(\}" + _W + rb"([,}]))?")
+_METADATA = re.compile(_W + rb":" + _W + rb"\{" + _W + rb"(?:\}" + _W + rb"([,}]))?")
 _NEXT = re.compile(_W + rb"([,}])")
 _SPACE = re.compile(_W)
 _TEXT = re.compile(rb"[^ \t\r\n]")
@@ -280,7 +280,7 @@ def _name(data: bytes, position: int, where: str) -> tuple[bytes, int]:
         raise CheckpointError(
             f"[open] {where}: header is not JSON at byte {start}: {data[start : start + 16]!r} where a name in quotes belongs"
         )
-    window = _without_escapes(data[start + 1 : start + 1 + MAX_NAME])
+    window = _without_escapes(data[start + 1 : start + 2 + MAX_NAME])
     end = window.find(b'"')
     if end < 0:
         raise CheckpointError(
@@ -297,7 +297,7 @@ def _metadata(data: bytes, position: int, where: str) -> tuple[dict[str, str], i
     if not opened:
         raise CheckpointError(f"{about} is not an object of strings")
     if opened[1]:
-        return {}, opened.end(), opened[2] == b"}"
+        return {}, opened.end(), opened[1] == b"}"
     base = opened.end()
     window = data[base : base + MAX_METADATA]
     clean = _without_escapes(window)

@@ -56,8 +56,8 @@ def wants_search(fmt: Format, options: Mapping[str, Any]) -> bool:
 
 def safe_divide(x: Any, by: Any) -> Any:
     """x / by, and 0 where |by| is zero or too small to divide by."""
-    small = np.abs(by) < SMALLEST
-    return np.where(small, 0, x / np.where(small, 1, by))
+    out = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(by)), np.result_type(x, by))
+    return np.divide(x, by, out=out, where=~(np.abs(by) < SMALLEST))
 
 
 def to_float16(x: Any, fmt: Format) -> NDArray[np.float16]:

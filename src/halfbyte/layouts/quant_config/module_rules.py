@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from ...errors import CheckpointError
@@ -176,13 +177,8 @@ def glob_matches(pattern: str, name: str) -> bool:
     """
     if not any(c in pattern for c in "*?["):
         return path_matches(pattern, name)
-    glob = compiled_glob(pattern)
-    end = len(name)
-    while end > 0:
-        if glob.fullmatch(name[:end]):
-            return True
-        end = name.rfind(".", 0, end)
-    return False
+    modules = accumulate(name.split("."), "{}.{}".format)
+    return any(map(compiled_glob(pattern).fullmatch, modules))
 
 
 def regex_matches(pattern: str, name: str) -> bool:
