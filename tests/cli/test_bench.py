@@ -17,6 +17,7 @@ from halfbyte.bench.cpu import limits as cpu_limits
 from halfbyte.bench.cpu import linear as cpu_linear
 from halfbyte.bench.cpu import sweep
 from halfbyte.bench.cpu.peers.base import grid_of
+from halfbyte.bench.cpu.peers.ggml import ENGINES, check_values, library
 from halfbyte.bench.cpu.peers.openvino import check_result
 from halfbyte.bench.cpu.peers.registry import all_peers, peers_named
 from halfbyte.bench.model import race as model
@@ -181,7 +182,7 @@ def test_peers_multiply_right(name):
     y = peer.pack([w, -w], 1)(x)[1]()
     y = np.asarray(y[0] if isinstance(y, list) else y.float() if hasattr(y, "float") else y)
     eight = any(word in name for word in ("8bit", "u8", "affine8", "mxfp8"))
-    own_grid = 0.04 if eight else 0.2 if name.startswith("mlx") else 0.0
+    own_grid = 0.04 if eight else 0.2 if name.startswith("mlx") or "llama.cpp" in name else 0.0
     bound = 2e-3 + own_grid + (0.02 if peer.kind != "exact" else 0)
     assert np.linalg.norm(y + x @ w.T) <= bound * np.linalg.norm(x @ w.T)
 
@@ -192,7 +193,43 @@ def test_a_name_or_its_beginning_chooses_peers():
         "torch-dense",
     ]
     assert PEERS["onnxruntime-4-b64"].bits == 4.5
-    assert all(p.reason() is None or "not installed" in p.reason() or "cannot start" in p.reason() for p in PEERS.values())
+    assert [p.name for p in peers_named(["ik_llama.cpp-Q4_0"])] == ["ik_llama.cpp-Q4_0", "ik_llama.cpp-Q4_0-R8"]
+    assert PEERS["ik_llama.cpp-Q6_K-R4"].bits == PEERS["llama.cpp-Q6_K"].bits == 6.5625
+    words = ("not installed", "cannot start", "HALFBYTE_IK_LLAMA_CPP names no folder")
+    assert all(p.reason() is None or any(word in p.reason() for word in words) for p in PEERS.values())
+
+
+def test_a_folder_of_ggml_libraries_is_named_by_a_variable(monkeypatch, tmp_path):
+    monkeypatch.setenv("HALFBYTE_IK_LLAMA_CPP", str(tmp_path))
+    with pytest.raises(BackendError, match="holds no libggml-cpu and no libggml, the libraries of ik_llama"):
+        ENGINES["ik_llama.cpp"].libraries()
+    (tmp_path / "libggml.so").touch()
+    assert ENGINES["ik_llama.cpp"].libraries() == [tmp_path / "libggml.so"]
+    (tmp_path / "src").mkdir()
+    for name in ("libggml-cpu.so", "libggml-base.so", "libggml-cpu.so.0"):
+        (tmp_path / "src" / name).touch()
+    found = [path.name for path in ENGINES["ik_llama.cpp"].libraries()]
+    assert found == ["libggml-base.so", "libggml-cpu.so"]  # those that the others need first
+
+
+def test_a_peers_wrong_result_is_no_time():
+    right = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    check_values("peer", right * np.float32(1.01), right)
+    for wrong in (np.zeros_like(right), right * np.float32(1.03), right * np.float32(np.nan)):
+        with pytest.raises(BackendError, match="peer: its result differs from the product by"):
+            check_values("peer", wrong, right)
+
+
+def test_peers_that_lack_the_same_thing_are_named_together(monkeypatch, capsys):
+    monkeypatch.delenv("HALFBYTE_IK_LLAMA_CPP", raising=False)
+    library.cache_clear()
+    arguments = ["--format", "q4_0", "--rounds", "1", "--backend", "reference", "--activations", "exact"]
+    assert main(["bench", "--shape", "16,32", "--m", "1", "--peers", "ik_llama.cpp-Q4_0", *arguments]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == (
+        "ik_llama.cpp-Q4_0, ik_llama.cpp-Q4_0-R8 are left out: [bench] HALFBYTE_IK_LLAMA_CPP names no folder with the "
+        "libggml libraries of ik_llama.cpp"
+    )
 
 
 def test_the_grid_of_a_peer_keeps_what_lies_on_it():

@@ -67,7 +67,8 @@ def bench(
     peers: Annotated[
         str,
         typer.Option(
-            help="Compared with: onnxruntime, openvino, torch, mlx, llama.cpp, or full names; '' for none. cuda: all installed."
+            help="Compared with: onnxruntime, openvino, torch, mlx, llama.cpp, ik_llama.cpp, or full names; '' for none. "
+            "cuda: all installed."
         ),
     ] = "onnxruntime,torch,llama.cpp",
     activations: Annotated[
@@ -214,13 +215,19 @@ def _on_cpu(
 
     _check_clock(timing["clock"], timing["threads"])
     try:
-        chosen = peers_named([p for p in peers.split(",") if p and p != "llama.cpp"])
+        chosen = peers_named([p for p in peers.split(",") if p])
     except KeyError as error:
         raise FormatError(f"[bench] --peers: {error.args[0]}") from None
-    absent = {p.name: p.reason() for p in chosen if p.reason()}
-    for name, why in absent.items():
-        typer.echo(f"{name} is left out: {why}", err=True)
-    running = [p for p in chosen if p.name not in absent]
+    running = []
+    absent: dict[str, list[str]] = {}
+    for p in chosen:
+        why = p.reason()
+        if why:
+            absent.setdefault(why, []).append(p.name)
+        else:
+            running.append(p)
+    for why, names in absent.items():
+        typer.echo(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} left out: {why}", err=True)
     return run(shapes, tokens, formats, running, activations=_modes(activations), **timing)
 
 

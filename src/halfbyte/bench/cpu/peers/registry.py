@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .base import Peer
+from .ggml import GGML_PEERS
 from .mlx import MLX_PEERS
 from .onnxruntime import ONNXRUNTIME
 from .openvino import OPENVINO
@@ -11,7 +12,7 @@ from .torch import TORCH
 
 def all_peers() -> dict[str, Peer]:
     """Peers by name."""
-    return {p.name: p for p in (*ONNXRUNTIME, *OPENVINO, *TORCH, *MLX_PEERS)}
+    return {p.name: p for p in (*ONNXRUNTIME, *OPENVINO, *TORCH, *MLX_PEERS, *GGML_PEERS)}
 
 
 def peers_named(words: list[str]) -> list[Peer]:
