@@ -26,7 +26,10 @@ NOT_THE_MODEL = re.compile(
     r"|is_causal|use_bidirectional_attention"
 )
 """Fields of calls, of the head, and those by which another class is built."""
-REFUSALS = r"describes a model that a GGUF of|have no name in a GGUF|: a [\w-]+ model "
+REFUSALS = (
+    r"describes a model that a GGUF of|have no name in a GGUF|: a [\w-]+ model |: these do not divide|key '[\w.-]+' is .* allowed"
+    r"|layers a stack make|an even number of rotated ones, are needed"
+)
 BIASES = re.compile(r".*bias.*|attention_k_eq_v")
 
 
@@ -36,7 +39,19 @@ def others(value: Any) -> list[Any]:
         return [not value]
     if isinstance(value, float):
         return [value * 1.5 if value else 0.5]
+    if isinstance(value, int):
+        return [value + 1]
     return [a for a in ACTIVATIONS[:3] if a != value][:2] if value in ACTIVATIONS else []
+
+
+def fields_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(its name, another value) of a field; of each of its own fields where it has some."""
+    if isinstance(value, dict):
+        for key, old in value.items():
+            for path, other in fields_of(f"{name}.{key}", old):
+                yield path, {**value, key: other}
+    elif not isinstance(value, list):
+        yield from ((name, other) for other in others(value))
 
 
 def changed(model: Any, fields: Callable[[str, Any], bool]) -> Iterator[tuple[str, Any, Any]]:
@@ -45,7 +60,7 @@ def changed(model: Any, fields: Callable[[str, Any], bool]) -> Iterator[tuple[st
     for name, old in stated.items():
         if NOT_THE_MODEL.fullmatch(name) or not fields(name, old):
             continue
-        for value in others(old):
+        for path, value in fields_of(name, old):
             try:
                 config = AutoConfig.for_model(**{**stated, name: value})
                 options = {"add_pooling_layer": False} if config.model_type in POOLED else {}
@@ -55,7 +70,7 @@ def changed(model: Any, fields: Callable[[str, Any], bool]) -> Iterator[tuple[st
             except Exception:  # whatever its code meets in a configuration that makes no model
                 continue
             if usable:
-                yield name, value, other
+                yield path, value, other
 
 
 def fill(model: Any) -> None:
@@ -98,3 +113,14 @@ def test_another_switch_of_biases(tmp_path, capsys, case):
 @pytest.mark.parametrize("case", FAMILIES)
 def test_another_value_of_any_field(tmp_path, capsys, case):
     check(tmp_path, capsys, case, lambda name, value: True)
+
+
+@pytest.mark.parametrize(
+    ("case", "field"),
+    [
+        ("deepseek4", "compress_rates"),  # which no key states: 4 and 128 for the two kinds of layers
+        ("bailingmoe3", "short_conv_kernel_size"),  # the published name of what linear_conv_kernel_dim says
+    ],
+)
+def test_a_field_that_a_file_cannot_say_alone(tmp_path, capsys, case, field):
+    check(tmp_path, capsys, case, lambda name, value: name == field)

@@ -78,7 +78,7 @@ STATED: dict[str, tuple[Field, ...]] = {
         Field("expert_shared_count", "n_shared_experts"), Field("expert_weights_scale", "routed_scaling_factor", "positive"),
         Field("expert_weights_norm", "norm_topk_prob", "bool"), Field("kda.head_dim", "linear_head_dim"),
         Field("kda.gate_lower_bound", "kda_lower_bound", "float"), Field("kda.safe_gate", "kda_safe_gate", "bool"),
-        Field("ssm.conv_kernel", "short_conv_kernel_size"), Field("expert_group_count", "n_group"),
+        Field("ssm.conv_kernel", "linear_conv_kernel_dim"), Field("expert_group_count", "n_group"),
         Field("expert_group_used_count", "topk_group"),
     ),
     "deepseek2": _LATENT,

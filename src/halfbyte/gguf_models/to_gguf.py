@@ -501,8 +501,10 @@ class GGUFView(View):
         for name, value in stated.items():
             own = getattr(self.settings, name, None)
             unused = _COMPUTES_NOTHING.fullmatch(name) or name in _UNUSED.get(self.arch, ())
-            if name in read or unused or own is None or isinstance(value, dict):
+            if name in read or unused or own is None:
                 continue
+            if isinstance(value, dict) and not isinstance(own, dict):
+                continue  # a configuration within the configuration
             if not _equal(_ACTIVATIONS.get(str(value), value), _ACTIVATIONS.get(str(own), own)):
                 out.append(f"{name} is {own!r}, a GGUF of {self.arch} says {value!r}")
             elif isinstance(own, str) and {own, value} <= _GELUS and own != value:
