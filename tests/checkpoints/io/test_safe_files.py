@@ -158,6 +158,7 @@ def test_an_error_of_the_system_names_the_file(tmp_path):
         ("", False),
         (f"{1 << 23}.x", False),
     ],
+    ids=["of none", "own", "of the parent", "a word", "nothing", "a number and a word"],
 )
 def test_only_what_a_killed_run_left_is_deleted(left, goes, tmp_path):
     path = tmp_path / "a[1].html"
