@@ -15,13 +15,14 @@ sources or tests while a sample runs; run long ones in a clone.
    of tests, used again until that file of tests, or the recorder, is another).
 2. Functions: one process collects these tests and forks the workers. For each mutant inside a
    function a worker forks; the child gives the living functions their mutated code and runs the
-   tests that call the function until one fails, different test functions first and fast ones
-   first, then the cases of these test functions that were not recorded.
+   tests that call the function until one fails, those of the mirrored file of tests and of the
+   files that tests/README.md lists for it first, different test functions and fast ones before
+   others, then the cases of these test functions that were not recorded.
 3. Fresh: mutants of module and class bodies (tables, defaults), of functions that no recorded test
    calls, and those that step 2 left in functions that run when the tests are imported, run in a new
    process that imports the mutated file: the tests that call the function, or one that uses the
-   constant, then the mirrored file of tests, then those that call any function of the file or of
-   a file that imports it. Steps 2 and 3 overlap.
+   constant, then the file's own tests, then those that call any function of the file or of a file
+   that imports it. Steps 2 and 3 overlap.
 
 A mutant is killed by a test that fails with it alone and passes without it, or that takes 20 times
 its time and 10 seconds more; a file that cannot be imported counts as killed. `--budget` bounds the
@@ -539,9 +540,20 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def mirror_of(file: str) -> str:
-    """What the names of the tests in a file's mirrored file of tests contain."""
-    return f"/test_{Path(file).stem}.py::"
+@cache
+def mirrors_of(file: str) -> tuple[str, ...]:
+    """What the names of the tests in a file's own files of tests contain: of the mirrored file, and
+    of those that tests/README.md lists beside the file or a folder above it.
+    """
+    listed = []
+    for line in (ROOT / "tests" / "README.md").read_text(encoding="utf-8").splitlines():
+        cells, folder = line.split("|")[1:-1], ""
+        for name in re.findall(r"`([^`]+)`", cells[0]) if len(cells) == 2 else ():
+            folder = name if name.endswith("/") else folder if "/" not in name else ""
+            here = name if name.endswith("/") else f"{folder}{name}.py"
+            if here == file or (here.endswith("/") and cells[0].strip() == f"`{here}`" and file.startswith(here)):
+                listed += re.findall(r"`(\w+/[^`]+\.py)`", cells[1])
+    return f"/test_{Path(file).stem}.py::", *(f"{path}::" for path in listed)
 
 
 class Calls:
@@ -578,16 +590,22 @@ class Calls:
         return self.seconds.get(test, self.slowest.get(function, 1.0))
 
     def for_functions(self, names: list[str]) -> list[str]:
-        """The tests that call a function: of the mirrored file, of tables of outcomes, others."""
+        """The tests that call a function: quick ones of its file's own, tables of outcomes, others."""
         tests = self.ordered({t for name in names for t in self.of_function.get(recorded_name(name), [])})
-        mirrors = {mirror_of(name.split(":")[0]) for name in names}
-        return sorted(tests, key=lambda t: 0 if any(mirror in t for mirror in mirrors) else 1 if OUTCOMES in t else 2)
+        mirrors = {mirror for name in names for mirror in mirrors_of(name.split(":")[0])}
+
+        def place(test: str) -> int:
+            if any(mirror in test for mirror in mirrors) and self.seconds[test] < 1:
+                return 0
+            return 1 if OUTCOMES in test else 2
+
+        return sorted(tests, key=place)
 
     def for_file(self, file: str) -> list[str]:
-        """The mirrored file's tests, those that call a function of the file, those of its
-        importers.
-        """
-        tests = [t for t in self.ordered(self.seconds) if mirror_of(file) in t and file.split("/")[0] in t]
+        """The file's own tests, those that call a function of the file, those of its importers."""
+        own, *listed = mirrors_of(file)
+        tests = [t for t in self.ordered(self.seconds) if own in t and file.split("/")[0] in t]
+        tests += [t for t in self.ordered(self.seconds) if any(path in t for path in listed)]
         tests += [t for t in self.ordered(self.of_file.get(file, ())) if OUTCOMES in t]
         tests += self.ordered(self.of_file.get(file, ()))
         tests += self.ordered({t for other in importers(file) for t in self.of_file.get(other, ())})

@@ -57,8 +57,6 @@ def to_codebook(q: QTensor, fmt: Format, checks: Checks) -> Parts:
     groups = Regrouping(q, fmt)
     family_of(fmt).geometry(fmt, q.shape)
     stored = groups.take(q.parts["scales"], "scales", checks)
-    if stored.ndim < 2:
-        stored = np.broadcast_to(stored, (*q.shape[:-1], fmt.groups(q.shape[-1])))
     scale = scale_values(source.scale, stored)
     unsigned = fmt.scale in ("e8m0", "ue4m3")
     codes = q.parts["codes"]
