@@ -14,8 +14,7 @@ from halfbyte.errors import CheckpointError, LayoutError
 from halfbyte.formats import format_named
 from halfbyte.layouts import LAYOUTS
 from halfbyte.layouts.common.integers import monotone
-from halfbyte.layouts.gptq import PLANES
-from halfbyte.layouts.quant_config.writer import PackedModule
+from halfbyte.layouts.quant_config.writer import DenseTensor, PackedModule
 from halfbyte.numerics.bits import unpack
 from halfbyte.tensor.qtensor import QTensor
 from support.golden_case import same_tensors
@@ -73,7 +72,7 @@ def test_the_canonical_codes_are_a_slow_reading_of_the_words(bits: int) -> None:
                 expected = field(column, bits, j)
             else:
                 expected, low, row = 0, 0, bits * (j // 32)
-                for plane in PLANES[bits]:
+                for plane in [width for width in (4, 2, 1) if bits & width]:
                     expected |= field(column[row : row + plane], plane, j % 32) << low
                     low, row = low + plane, row + plane
             assert codes[r, j] == expected
@@ -410,3 +409,38 @@ def test_a_config_says_lm_head_where_one_is_packed_and_sym_where_all_are(names: 
     config = GPTQ.write_config(packed, []).entries["quantization_config"]
     assert config["lm_head"] == any(n.split(".")[-1] == "lm_head" for n in names)
     assert config["sym"] == all(symmetric[: len(names)])
+
+
+@pytest.mark.parametrize("act_order", [True, False])
+@pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 15), (1, 15), (8, 8), (7, 8), (8, 9), (0, 8), (1, 1)])
+def test_v1_is_written_unless_it_cannot_store_a_zero_point(low: int, high: int, act_order: bool) -> None:
+    """v1 stores a zero point less 1; symmetric weights have the middle code everywhere."""
+    for first in (low, high):
+        q = integer_tensor(4, (32, 64), 32, zeros=(high, high), act_order=act_order)
+        q.parts["zeros"][0, 0], q.parts["zeros"][-1, -1] = first, low
+        config = GPTQ.config(q)
+        assert config["checkpoint_format"] == ("gptq_v2" if low == 0 else "gptq")
+        assert config["sym"] == (low == high == 8)
+        assert config["desc_act"] == act_order
+        assert (config["bits"], config["group_size"], config["quant_method"]) == (4, 32, "gptq")
+        assert GPTQ.unpack(GPTQ.pack(q, config), config) == q
+
+
+def test_a_config_names_dense_modules_and_other_widths_but_no_head() -> None:
+    """Readers take the head as dense by default; the first rule that matches decides."""
+    one = {**V1, "group_size": 32, "bits": 4}
+    packed = [PackedModule(name, format_named("int4", 32), (64, 64), one | more) for name, more in (
+        ("a.q", {}), ("a.k", {"bits": 8}), ("a.v", {}), ("a.o", {"group_size": 64}),
+    )]  # fmt: skip
+    names = ("lm_head", "model.lm_head", "a.gate", "lm_head.gate")
+    files = GPTQ.write_config(packed, [DenseTensor(f"{name}.weight", (8, 64)) for name in names])
+    config = files.entries["quantization_config"]
+    assert config["dynamic"] == {
+        r"+:^a\.k$": {"bits": 8, "group_size": 32}, r"+:^a\.o$": {"bits": 4, "group_size": 64},
+        r"-:^a\.gate$": {}, r"-:^lm_head\.gate$": {},
+    }  # fmt: skip
+    assert files.beside == {"quantize_config.json": config}
+    reader = read_config({"quantization_config": config}, "config.json")
+    assert [reader.parameters(name) is None for name in ("a.gate", "lm_head.gate", "a.q")] == [True, True, False]
+    assert [reader.parameters(name)["bits"] for name in ("a.q", "a.k", "a.o")] == [4, 8, 4]
+    assert "dynamic" not in GPTQ.write_config(packed[:1], []).entries["quantization_config"]

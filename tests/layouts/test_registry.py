@@ -178,3 +178,13 @@ def test_layouts_of_one_engine_and_those_that_split_stacks():
     assert {name: layout.engine for name, layout in LAYOUTS.items() if layout.engine} == {"gguf": "llama.cpp", "mlx": "mlx-lm"}
     assert {name for name, layout in LAYOUTS.items() if layout.splits_stacks} == {"gptq", "awq-gemm"}
     assert all(LAYOUTS[name].misfit(format_named("uint4", 32), (2, 8, 32)) for name in ("gptq", "awq-gemm"))
+
+
+@pytest.mark.parametrize("name", [n for n, layout in LAYOUTS.items() if layout.holds and n not in ("gguf", "onnx")])
+def test_the_codecs_that_a_layout_names_are_those_whose_weights_it_can_write(name: str):
+    """But for GGUF, whose types are its codecs, and ONNX, which also holds what is named otherwise."""
+    layout = LAYOUTS[name]
+    fits = {fmt.name for fmt in formats() for shape in SHAPES if layout.misfit(fmt, shape) == ""}
+    fits -= {"nf4_modelopt"}  # of ModelOpt's tensor classes, which no target names
+    assert set(layout.holds.codecs) == fits
+    assert len(layout.holds.codecs) == len(fits)

@@ -265,3 +265,35 @@ def test_without_a_block_size_the_scales_tell_the_groups(n: int, groups: int) ->
         tensors = {"weight_qdata": np.zeros(shape, np.int8), "weight_scale": np.zeros((*lead, n, groups), np.float32)}
         size = 64 // groups if groups > 1 else -1
         assert TORCHAO.describe(tensors, {}, "m") == (format_named("int8", size, scale_dtype="float32"), shape)
+
+
+@pytest.mark.parametrize("element", ["", "fp6_e2m3", "fp6_e3m2", "float4_e2m1fn_x2"])
+@pytest.mark.parametrize("block", [None, 16, 32])
+def test_bytes_and_scales_tell_a_code_a_byte_from_two(element: str, block: int | None) -> None:
+    config = ({"elem_dtype": element} if element else {}) | ({"block_size": [1, block]} if block else {})
+    size = block or 32
+    for nbytes in (0, 8, 16, 24, 32, 40, 64, 96):
+        for groups in range(8):
+            tensors = {"weight_qdata": np.zeros((3, nbytes), np.uint8), "weight_scale": np.zeros((3, groups), np.uint8)}
+            k = nbytes if "fp6" in element else 2 * nbytes
+            if k % size or groups != k // size:
+                six = not element and nbytes // size == groups != k // size
+                with pytest.raises(LayoutError, match="has a code a byte: fp6" if six else "whole blocks of|_scale has shape"):
+                    TORCHAO.describe(tensors, config, "m")
+            else:
+                name = f"mxfp6_{element[-4:]}" if "fp6" in element else "mxfp4"
+                assert TORCHAO.describe(tensors, config, "m") == (format_named(name, size), (3, k))
+
+
+@pytest.mark.parametrize("block", [16, 24, 32, 64, 128])
+def test_groups_of_a_stated_size_are_whole(block: int) -> None:
+    for k in (16, 32, 48, 64, 96):
+        for groups in range(1, 7):
+            tensors = {"weight_qdata": np.zeros((3, k), np.int8), "weight_scale": np.zeros((3, groups), np.float32)}
+            if groups == 1 and block >= k:
+                assert TORCHAO.describe(tensors, {"block_size": [1, block]}, "m").format.group_size == -1
+            elif k % block or groups != k // block:
+                with pytest.raises(LayoutError, match="wanted one a group along k"):
+                    TORCHAO.describe(tensors, {"block_size": [1, block]}, "m")
+            else:
+                assert TORCHAO.describe(tensors, {"block_size": [1, block]}, "m").format.group_size == block

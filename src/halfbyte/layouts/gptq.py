@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,7 +167,7 @@ class GPTQConfig(ConfigReader):
         if "checkpoint_format" not in raw and str(raw.get("format")) in FORMATS:
             self._base["checkpoint_format"] = raw["format"]
         self._block = self._listed()
-        self._dynamic: dict[str, dict[str, Any] | bool] = {}
+        self._dynamic: dict[str, dict[str, Any] | Literal[False]] = {}
         for rule, entry in self._object("dynamic").items():
             if entry is not None and not isinstance(entry, dict):
                 raise CheckpointError(f"[config] {where}: dynamic rule {rule!r} is {entry!r:.80}; wanted an object")
@@ -200,7 +200,7 @@ class GPTQConfig(ConfigReader):
         entry = first_entry(self._dynamic, module, _dynamic_rule)
         if entry is None:
             return dict(self._base)
-        return dict(entry) if isinstance(entry, dict) else None
+        return None if entry is False else dict(entry)
 
 
 def _dynamic_rule(rule: str, name: str) -> bool:

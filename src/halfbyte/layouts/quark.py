@@ -297,7 +297,7 @@ class Quark(Layout):
                 details["zero_point"] = True
             else:
                 parts["zeros"] = np.ascontiguousarray((zeros ^ signed).T).astype(np.int16)
-            if (-n) % 8 and _padding(stored, order, n):
+            if _padding(stored, order, n):
                 raise LayoutError(f"[quark] {label(name, 'weight_zero_point')} has values beyond its {n} outputs; wanted 0 there")
         return QTensor(fmt, shape, parts, details=details, name=name)
 
@@ -369,8 +369,9 @@ class Quark(Layout):
 
 def _fields(words: Array, order: str, count: int) -> Array:
     """int32 [..., w] -> the first `count` nibbles [..., count] in order."""
-    nibbles = unpack(as_bytes(words), 4, 8 * words.shape[-1]).reshape(*words.shape, 8)
-    return nibbles[..., np.argsort(NIBBLES[order])].reshape(*words.shape[:-1], -1)[..., :count]
+    *lead, width = words.shape
+    nibbles = unpack(as_bytes(words), 4, 8 * width).reshape(*lead, width, 8)
+    return nibbles[..., np.argsort(NIBBLES[order])].reshape(*lead, 8 * width)[..., :count]
 
 
 def _padding(words: Array, order: str, count: int) -> bool:
@@ -379,7 +380,8 @@ def _padding(words: Array, order: str, count: int) -> bool:
 
 
 def _words(fields: Array, order: str) -> NDArray[np.int32]:
-    """Inverse of `_fields`; nibbles that fill the last word are 0."""
-    filled = np.pad(fields, [(0, 0)] * (fields.ndim - 1) + [(0, -fields.shape[-1] % 8)])
-    nibbles = filled.reshape(*fields.shape[:-1], -1, 8)[..., list(NIBBLES[order])]
-    return as_words(pack(nibbles.reshape(*fields.shape[:-1], -1), 4))
+    """Inverse of `_fields` of a matrix; nibbles that fill the last word are 0."""
+    rows, count = fields.shape
+    words = -(-count // 8)
+    filled = np.pad(fields, ((0, 0), (0, 8 * words - count))).reshape(rows, words, 8)
+    return as_words(pack(filled[..., list(NIBBLES[order])].reshape(rows, 8 * words), 4))

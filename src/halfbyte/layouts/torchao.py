@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..errors import CheckpointError, LayoutError, UnsupportedError
-from ..formats import format_named
+from ..formats import family_of, format_named
 from ..numerics.bits import pack, unpack
 from ..spec import Format
 from ..tensor.qtensor import QTensor
@@ -160,8 +160,7 @@ class TorchAO(Layout):
             parts["codes"] = bytes_of(qdata)
         groups = fmt.groups(shape[-1])
         if fmt.float_scale:
-            rows = shape[-2] if fmt.grouping == "row" else 1 if fmt.group_rows == -1 else -(-shape[-2] // fmt.group_rows)
-            parts["scales"] = scale.reshape(*shape[:-2], rows, groups)
+            parts["scales"] = scale.reshape(family_of(fmt).geometry(fmt, shape)["scales"].shape)
             if scale.shape != parts["scales"].shape:
                 details["scale_shape"] = list(scale.shape)
         elif scale.shape == (*shape[:-1], groups):
@@ -296,12 +295,10 @@ def _mx(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[int, 
     element = _word(config.get("elem_dtype"))
     six = re.search(r"e2m3|e3m2", element)
     fp4, fp6 = (*got[:-1], 2 * got[-1]), got
-    if not element:
-        plain = scale == (*got[:-1], -(-fp6[-1] // block)) and scale != (*got[:-1], -(-fp4[-1] // block))
-        if plain:
-            raise LayoutError(
-                f"[torchao] {where}_qdata has a code a byte: fp6, and only the config's elem_dtype says e2m3 or e3m2; give it"
-            )
+    if not element and scale == (*got[:-1], fp6[-1] // block) != (*got[:-1], fp4[-1] // block):
+        raise LayoutError(
+            f"[torchao] {where}_qdata has a code a byte: fp6, and only the config's elem_dtype says e2m3 or e3m2; give it"
+        )
     if six:
         return _scales_fit(where, format_named(f"mxfp6_{six[0]}", block), fp6, scale)
     return _scales_fit(where, format_named("mxfp4", block), fp4, scale)
@@ -355,9 +352,8 @@ def _integer(t: Mapping[str, HasHeader], config: Config, where: str, got: tuple[
     fmt = format_named(
         f"{'int' if zero is None else 'uint'}{bits}", int(group) if group and group < k else -1, scale_dtype=t["scale"].dtype.name
     )
-    whole_groups = fmt.group_size == -1 or k % fmt.group_size == 0
     if (
-        not whole_groups
+        k % fmt.group_size
         or math.prod(scale) != math.prod(lead) * n * fmt.groups(k)
         or (zero is not None and math.prod(zero.shape) != math.prod(scale))
     ):
