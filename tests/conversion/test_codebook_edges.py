@@ -1,5 +1,5 @@
-"""Edges between scales of one codebook: refused exactly where the target's scales lack a number that
-the source's mean, in Fractions.
+"""Edges between scales of one codebook: refused exactly where the target's scales lack a number
+that the source's mean, in Fractions.
 """
 
 from __future__ import annotations
