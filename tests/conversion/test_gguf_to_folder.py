@@ -48,13 +48,14 @@ def written(tmp_path: Path, name: str, packed: bool = False) -> tuple[Any, Path]
 EXPECTED = (
     "The explicitly set RoPE scaling factor .* does not match the ratio",  # these files are of short contexts
     "CUDA-fused xIELU not available",
+    "Unrecognized keys in .rope_parameters. .*: {'(short|long)_mscale', '(short|long)_mscale'}",  # read by vLLM alone
     "(?s)LOAD REPORT.*pooler",  # vectors are of all tokens: the file has no pooler
     r"specifies to tie shared\.weight to lm_head\.weight, but both are present",  # T5's first version scales so
 )
 """What transformers warns of, and why a folder does not change it."""
 
 
-OTHER_CLASSES = {"BailingMoeV3ForCausalLM": "BailingHybridForCausalLM"}
+OTHER_CLASSES = {"BailingMoeV3ForCausalLM": "BailingHybridForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
 """Class of a published config.json -> transformers', where they differ."""
 
 
@@ -85,6 +86,29 @@ def test_a_dense_file_becomes_the_folder_of_its_model(tmp_path, name):
     want = logits(halfbyte.load_model(gguf)[0])
     assert torch.equal(logits(of_transformers(tmp_path / "dense")), want)
     assert torch.equal(logits(halfbyte.load_model(tmp_path / "dense")[0]), want)
+
+
+def test_matrices_that_are_published_as_one(tmp_path):
+    """HRM-Text: gate, q, k and v. Of one format they are one packed matrix; of two they stay apart
+    where they stay packed, and are one where they are dense.
+    """
+    _, dense = written(tmp_path, "hrm_text")
+    for rules, joined in (((), {"halfbyte", "dense"}), (("--rule", "attn_v=q4_0"), {"dense"})):
+        gguf = tmp_path / f"{len(rules)}.gguf"
+        assert main(["quantize", str(dense), str(gguf), "--to", "gguf:q8_0", *rules]) == 0
+        want = logits(halfbyte.load_model(gguf)[0])
+        for out, command in (("halfbyte", ["convert", "--to", "halfbyte"]), ("dense", ["dequantize", "--dtype", "float32"])):
+            path = tmp_path / f"{out}{len(rules)}"
+            assert main([command[0], str(gguf), str(path), *command[1:]]) == 0
+            with halfbyte.open(path) as folder:
+                names = {key.removesuffix(".weight") for key in folder if ".layers.0." in key}
+            whole = {"attn.gqkv_proj"} if out in joined else {f"self_attn.{n}_proj" for n in ("gate", "q", "k", "v")}
+            assert names == {
+                f"model.{stack}_module.layers.0.{name}"
+                for stack in "HL"
+                for name in (*whole, "attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+            }
+            assert same(logits(halfbyte.load_model(path)[0]), want)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

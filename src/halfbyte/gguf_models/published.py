@@ -3,6 +3,8 @@ constants of its code, and that engines read there: mlx-lm, vLLM, llama.cpp's co
 
     published(config)                  {"n_embd": 768, ...} of a GPT-2
     published_name(config, name)       "model.layers.1.mlp.shared_expert.up_proj" of a Laguna
+    JOINED["hrm_text"]                 modules whose rows follow one another in one matrix
+    REPLACED["deepseek_v4"]            fields of transformers that the published ones stand for
 
 Names and values are those of the models' own repositories; transformers renames them as it reads
 them (its `conversion_mapping`).
@@ -22,12 +24,12 @@ PUBLISHED_VALUES = ("architectures", "layer_types")
 
 def published(config: Config) -> dict[str, Any]:
     """The fields of a configuration's model type; none where it lacks those that they are made of,
-    as one with the published names does.
+    or has null there, as one with the published names does.
     """
     fields = _FIELDS.get(str(config.get("model_type", "")))
     try:
         return fields(config) if fields is not None else {}
-    except KeyError:
+    except (KeyError, TypeError):
         return {}
 
 
@@ -85,6 +87,20 @@ def _bailing_hybrid(config: Config) -> dict[str, Any]:
         "layer_group_size": (*config["layer_types"], "full_attention").index("full_attention") + 1, "no_kda_lora": True,
         "moe_shared_expert_intermediate_size": config["moe_intermediate_size"] * config["n_shared_experts"],
         "score_function": "sigmoid", "rope_interleave": True,
+    }  # fmt: skip
+
+
+def _deepseek_v4(config: Config) -> dict[str, Any]:
+    """Kinds of layers by how many tokens one compressed key stands for, and how many choose experts
+    by the token alone.
+    """
+    rates = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+    rotated = config["rope_parameters"]["main"].get("partial_rotary_factor", 1.0)
+    return {
+        "compress_ratios": [rates[kind] for kind in config["layer_types"]],
+        "num_hash_layers": sum(kind == "hash_moe" for kind in config["mlp_layer_types"]),
+        "qk_rope_head_dim": int(config["head_dim"] * rotated),
+        "topk_method": "noaux_tc", "norm_topk_prob": True, "hidden_act": "silu",
     }  # fmt: skip
 
 
@@ -158,6 +174,21 @@ def _mimo(config: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _phi3_rotation(config: Config) -> dict[str, Any] | None:
+    """LongRoPE under its published name. vLLM takes the factor of its cosines and sines from the
+    lengths, √(1 + ln(longest / original) / ln original), unless two numbers say another.
+    """
+    if not config.get("rope_scaling"):
+        return None
+    scaled: dict[str, Any] = config["rope_scaling"] | {"type": "longrope"}
+    factor, original = scaled.get("attention_factor"), scaled.get("original_max_position_embeddings", 0)
+    if factor is None or not original > 1:
+        return scaled
+    longer = config["max_position_embeddings"] / original
+    taken = (1 + math.log(longer) / math.log(original)) ** 0.5 if longer > 1 else 1.0
+    return scaled if math.isclose(factor, taken, rel_tol=1e-6) else scaled | {"short_mscale": factor, "long_mscale": factor}
+
+
 _GRANITE_LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
 _FIELDS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "afmoe": lambda config: {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
@@ -165,6 +196,7 @@ _FIELDS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "bailing_hybrid": _bailing_hybrid,
     "deepseek_v3": _routing,
     "deepseek_v32": _routing,
+    "deepseek_v4": _deepseek_v4,
     "exaone4": lambda config: {
         "sliding_window_pattern": "LLLG" if config.get("sliding_window") else None, "rope_scaling": config.get("rope_scaling"),
     },
@@ -180,6 +212,9 @@ _FIELDS: dict[str, Callable[[Config], dict[str, Any]]] = {
     },
     "granitemoehybrid": lambda config: {"layer_types": [_GRANITE_LAYERS.get(kind, kind) for kind in config["layer_types"]]},
     "hy_v3": _hy_v3,
+    "hy_v4": lambda config: {
+        "layer_types": config.get("layer_types") or ["deepseek_sparse_attention"] * config["num_hidden_layers"],
+    },
     "kimi_linear": _kimi_linear,
     "lfm2": lambda config: {
         "conv_bias": False, "block_dim": config["hidden_size"], "block_ff_dim": config["intermediate_size"],
@@ -196,9 +231,8 @@ _FIELDS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "nemotron_h": lambda config: {
         "mamba_proj_bias": False, "use_conv_bias": True, **({"n_shared_experts": 1} if "n_routed_experts" in config else {}),
     },
-    "phi3": lambda config: {
-        "rope_scaling": scaled | {"type": "longrope"} if (scaled := config.get("rope_scaling")) else None,
-    },
+    "phi3": lambda config: {"rope_scaling": _phi3_rotation(config)},
+    "phimoe": lambda config: {"architectures": ["PhiMoEForCausalLM"]},
     "qwen3_next": lambda config: {
         "full_attention_interval": (*config["layer_types"], "full_attention").index("full_attention") + 1,
     },
@@ -209,6 +243,19 @@ _GRANITE_MOE = (
     (r"\.block_sparse_moe\.router(?=\.weight$|$)", ".block_sparse_moe.router.layer"),
 )  # fmt: skip
 _FORGETTING = (r"\.self_attn\.forget_gate\.", ".self_attn.")
+_DEEPSEEK_V4 = (
+    (r"^model\.(?=layers\.|norm\.)", ""), (r"^model\.embed_tokens(?=\.|$)", "embed"), (r"^lm_head(?=\.|$)", "head"),
+    (r"^model\.hc_head\.hc_", "hc_head_"), (r"\.(attn|ffn)_hc\.", r".hc_\1_"),
+    (r"\.input_layernorm\.", ".attn_norm."), (r"\.post_attention_layernorm\.", ".ffn_norm."),
+    (r"\.self_attn\.", ".attn."), (r"\.mlp\.", ".ffn."),
+    (r"\.gate\.e_score_correction_bias$", ".gate.bias"), (r"\.sinks$", ".attn_sink"),
+    (r"\.compressor\.indexer\.scorer\.", ".indexer."), (r"\.compressor\.indexer\.q_b_proj(?=\.|$)", ".indexer.wq_b"),
+    (r"\.compressor\.indexer\.", ".indexer.compressor."), (r"(\.compressor\.)kv_norm\.", r"\1norm."),
+    (r"\.position_bias$", ".ape"), (r"(\.compressor\.)gate_proj(?=\.|$)", r"\1wgate"),
+    (r"\.(q|o)_(a|b)_proj(?=\.|$)", r".w\1_\2"), (r"\.kv_proj(?=\.|$)", ".wkv"), (r"\.q_a_norm\.", ".q_norm."),
+    (r"(\.shared_experts\.)gate_proj(?=\.|$)", r"\1w1"), (r"(\.shared_experts\.)down_proj(?=\.|$)", r"\1w2"),
+    (r"(\.shared_experts\.)up_proj(?=\.|$)", r"\1w3"),
+)  # fmt: skip
 _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "bailing_hybrid": (
         _FORGETTING,
@@ -216,18 +263,27 @@ _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
         (r"^model\.embed_tokens(?=\.|$)", "model.word_embeddings"),
         (r"\.mlp\.gate\.e_score_correction_bias$", ".mlp.gate.expert_bias"),
     ),
+    "deepseek_v4": _DEEPSEEK_V4,
     "ernie4_5_moe": ((r"\.mlp\.gate\.moe_statics\.", ".mlp.moe_statics."),),
     "exaone_moe": ((r"\.mlp\.gate\.(?=e_score_correction_bias$)", ".mlp."),),
     "granitemoe": _GRANITE_MOE,
     "granitemoehybrid": _GRANITE_MOE,
     "gpt2": ((r"^transformer\.", ""),),
     "gpt_neox": ((r"^lm_head(?=\.|$)", "embed_out"),),
+    "hrm_text": ((r"\.self_attn\.(?=(?:gqkv|o)_proj(?:\.|$))", ".attn."),),
     "hy_v3": (
         (r"\.mlp\.gate(?=\.|$)", ".mlp.router.gate"),
         (r"\.mlp\.e_score_correction_bias$", ".mlp.expert_bias"),
         (r"\.mlp\.shared_experts\.", ".mlp.shared_mlp."),
     ),
     "kimi_linear": (_FORGETTING,),
+    "hy_v4": (
+        (r"\.self_attn\.sinks$", ".self_attn.learnable_sink_param"),
+        (r"\.self_attn\.gate_proj(?=\.|$)", ".self_attn.linear_gate"),
+        (r"\.attn_hc\.", ".hc_attn_layer.hc_pre.hc_"),
+        (r"\.ffn_hc\.", ".hc_mlp_layer.hc_pre.hc_"),
+        (r"\.hc_head\.hc_", ".hc_head.hc_head_"),
+    ),
     "laguna": (
         (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
         (r"\.mlp\.gate\.(?=e_score_correction_bias$)", ".mlp.experts."),
@@ -236,3 +292,12 @@ _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "mimo_v2_flash": ((r"\.self_attn\.sinks$", ".self_attn.attention_sink_bias"),),
 }
 """transformers' model type -> (expression in its names, what stands there in published ones)."""
+JOINED: dict[str, dict[str, tuple[str, ...]]] = {
+    "hrm_text": {
+        "self_attn.gqkv_proj": tuple(f"self_attn.{name}_proj" for name in ("gate", "q", "k", "v")),
+        "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    },
+}
+"""transformers' model type -> module whose rows are those of others, one after another -> they."""
+REPLACED = {"deepseek_v4": ("layer_types", "mlp_layer_types")}
+"""transformers' model type -> fields that other readers refuse, where the published ones stand."""

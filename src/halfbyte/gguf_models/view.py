@@ -48,7 +48,7 @@ from .names import (
     slot,
     stem_of,
 )
-from .published import PUBLISHED_VALUES, published, published_name, published_parts
+from .published import JOINED, PUBLISHED_VALUES, REPLACED, published, published_name, published_parts
 from .rotation import llama3_rope
 
 INTERLEAVED = ("gpt_oss",)
@@ -166,6 +166,7 @@ class ModelView(View):
         if joined and self.architecture.model_type in INTERLEAVED:
             self._join()
         if published:
+            self._join_rows()
             named = {n: self._published(n, settings) for n in self._tensors}
             kind = self.architecture.model_type
             self._tensors = {mlx_name(kind, named[n]) if switch else named[n]: t for n, t in self._tensors.items()}
@@ -312,6 +313,21 @@ class ModelView(View):
         return (
             f"{published_name(settings, module)}.{projection}" if self._is_packed_stack(name) else published_name(settings, name)
         )
+
+    def _join_rows(self) -> None:
+        """Matrices that are one in published checkpoints (`JOINED`). Those packed in different
+        formats stay apart, unless the view is dense.
+        """
+        for whole, (first, *others) in JOINED.get(self.architecture.model_type, {}).items():
+            for name in [n for n in self._tensors if re.search(rf"\.{re.escape(first)}(\.weight)?$", n)]:
+                path, _, leaf = name.rpartition(first)
+                parts = [n for n in (name, *(f"{path}{other}{leaf}" for other in others)) if n in self._tensors]
+                keys = tuple(key for n in parts for key in self._tensors[n].keys)
+                same = len({self.source.info(key).format for key in keys}) == 1
+                if len(parts) > len(others) and (same or self.dense):
+                    new = {**dict.fromkeys(parts, ""), name: f"{path}{whole}{leaf if same else '.weight'}"}
+                    self._tensors[name] = _Tensor(keys, joined=whole, decoded=not same)
+                    self._tensors = {new.get(n, n): t for n, t in self._tensors.items() if new.get(n, n)}
 
     def _is_packed_stack(self, name: str) -> bool:
         """Whether a key has packed experts, whose projections keep their names."""
@@ -585,8 +601,9 @@ def model_config(settings: Mapping[str, Any], task: str) -> dict[str, Any]:
     """config.json of a model with these settings: with the class, and the rotation also under the
     names that older programs read. task: `Architecture.task`.
     """
-    named = with_older_names({"architectures": [class_name(str(settings["model_type"]), task)], **_shortest(dict(settings))})
-    return named | published(named)
+    kind = str(settings["model_type"])
+    named = with_older_names({"architectures": [class_name(kind, task)], **_shortest(dict(settings))})
+    return {k: v for k, v in (named | published(named)).items() if k not in REPLACED.get(kind, ())}
 
 
 def with_older_names(config: Mapping[str, Any]) -> dict[str, Any]:

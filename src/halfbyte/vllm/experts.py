@@ -34,6 +34,8 @@ GATES = {
     MoEActivation.SWIGLUOAI: "swiglu_clamped",
 }
 """vLLM's activation -> the gate of `halfbyte.experts`."""
+LIMITED = ("swiglu", "swiglu_clamped")
+"""Gates that a limit may be stated of (HY 4, DeepSeek-V4); gpt-oss's is always 7."""
 
 Piece = QTensor | list[QTensor]
 """A projection of the experts of this rank: a stack (e, n, k), or matrices of several formats."""
@@ -54,6 +56,8 @@ class HalfbyteExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc] # vLLM is
         if moe.activation not in GATES:
             allowed = ", ".join(a.value for a in GATES)
             raise UnsupportedError(f"[vllm] {name} gates with {moe.activation.value}; allowed on packed experts: {allowed}")
+        if moe.swiglu_limit and GATES[moe.activation] not in LIMITED:
+            raise UnsupportedError(f"[vllm] {name} limits {moe.activation.value} to {moe.swiglu_limit}; that of SiLU is computed")
 
     def create_weights(
         self,
@@ -100,7 +104,8 @@ class HalfbyteExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc] # vLLM is
                 biases = {"gate_proj": first[:, ::2], "up_proj": first[:, 1::2]}
                 first = torch.cat(list(biases.values()), 1)
             biases = {**({"gate_up_proj": first} if "gate_up_proj" in weights else biases), "down_proj": layer.w2_bias.data}
-        layer.halfbyte = QExperts(weights, biases, gate=gate, interleaved=interleaved, activations=activations)
+        limit = self.moe.swiglu_limit if gate == "swiglu" and self.moe.swiglu_limit else None
+        layer.halfbyte = QExperts(weights, biases, gate=gate, interleaved=interleaved, activations=activations, limit=limit)
 
     def _piece(self, source: Source, projection: str, ours: list[int]) -> Piece:
         if (projection, None) in self.keys:
