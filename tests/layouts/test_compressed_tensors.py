@@ -527,3 +527,89 @@ def test_bytes_and_scales_of_a_row_tell_mxfp4_from_mxfp6(n: int, nbytes: int, sc
     else:
         fmt, shape = LAYOUT.describe(tensors, {}, "m")
         assert (fmt.name, shape) == (codec, (n, 8 * nbytes // fmt.bits))
+
+
+@pytest.mark.parametrize(("target", "module", "meant"), [
+    ("Linear", "a.q_proj", True), ("linear", "a.q_proj", False), ("q_proj", "a.q_proj", True), ("a.q_proj", "a.q_proj", True),
+    ("A.q_proj", "a.q_proj", False), ("A.q_proj", "A.q_proj", True), ("re:.*q_proj", "a.q_proj", True),
+    ("re:.*k_proj", "a.q_proj", False),
+])  # fmt: skip
+def test_a_target_is_a_class_where_it_begins_with_a_capital_and_has_no_dot(target: str, module: str, meant: bool) -> None:
+    weights = {"num_bits": 4, "type": "int", "strategy": "channel"}
+    config = {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": [target], "weights": weights}}}
+    assert (CompressedTensorsConfig(config, "config.json").parameters(module) is not None) == meant
+
+
+@pytest.mark.parametrize("strategy", ["group", "channel", None])
+@pytest.mark.parametrize("size", [None, -1, 16, 32])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_without_a_shape_the_inputs_are_those_of_the_groups_or_of_the_words(
+    strategy: str | None, size: int | None, groups: int
+) -> None:
+    """The last word of a row may have room for codes that are not there."""
+    args = {"num_bits": 5, "strategy": strategy, "group_size": size}
+    grouped = strategy == "group" and size in (16, 32)
+    k = groups * size if grouped else 64
+    for lead in ((), (2,)):
+        words, scale = np.zeros((*lead, 8, -(-k * 5 // 32)), np.int32), np.ones((*lead, 8, groups), np.float16)
+        tensors = {"weight_packed": words, "weight_scale": scale}
+        if groups == 3 and not grouped and (strategy == "channel" or size in (16, 32)):
+            with pytest.raises(LayoutError, match="weight_scale"):
+                LAYOUT.describe(tensors, args, "m")
+            continue
+        fmt, shape = LAYOUT.describe(tensors, args, "m")
+        assert shape == (*lead, 8, k)
+        if groups == 1 and strategy != "group":
+            assert fmt.group_size == -1
+
+
+@pytest.mark.parametrize("value", [0, 1])
+@pytest.mark.parametrize("dtype", ["int8", "int32", "float16"])
+def test_zero_points_of_float_weights_are_0(value: int, dtype: str) -> None:
+    q = random_tensor(format_named("fp8_e4m3", -1), (4, 8), 1)
+    config = LAYOUT.config(q)
+    tensors = LAYOUT.pack(q, config)
+    zeros = np.zeros((4, 1), dtype)
+    zeros[1, 0] = value
+    tensors["weight_zero_point"] = zeros
+    if value:
+        with pytest.raises(LayoutError, match=f"weight_zero_point is {dtype} and not zero; a float weight has no zero point"):
+            LAYOUT.unpack(tensors, config, "m")
+    else:
+        assert same_tensors(LAYOUT.pack(LAYOUT.unpack(tensors, config, "m"), config), tensors)
+
+
+@pytest.mark.parametrize("low", [-(32767 - 8), -(32767 - 7), 0])
+@pytest.mark.parametrize("high", [32767 - 8, 32767 - 7, 1])
+def test_the_least_and_the_largest_of_many_zero_points_take_16_bits(low: int, high: int) -> None:
+    tensors, config = broken({"weight_packed": None, "weight": np.zeros((16, 128), np.int8)})
+    zeros = np.zeros((16, 4), np.int32)
+    zeros[2, 1], zeros[5, 3] = low, high
+    tensors["weight_zero_point"] = zeros
+    if max(-low, high) > 32767 - 8:
+        with pytest.raises(LayoutError, match=f"weight_zero_point runs from {min(low, 0)} to {high}; zero points take 16 bits"):
+            LAYOUT.unpack(tensors, config, "m")
+    else:
+        assert np.array_equal(LAYOUT.unpack(tensors, config, "m").parts["zeros"], zeros + 8)
+
+
+@pytest.mark.parametrize("unset", [[], [3], [0, 127], list(range(128))])
+def test_an_index_with_an_unset_input_is_no_index(unset: list[int]) -> None:
+    tensors, config = broken({})
+    index = (np.arange(128, dtype=np.int32) // 32)[::-1].copy()
+    index[unset] = -1
+    q = LAYOUT.unpack(tensors | {"weight_g_idx": index}, config, "m")
+    assert ("group_index" in q.parts) == (not unset)
+    assert any("g_idx values" in key for key in q.details) == (0 < len(unset) < 128)
+    assert np.array_equal(LAYOUT.pack(q, config)["weight_g_idx"], index)
+
+
+@pytest.mark.parametrize("shape", [(8, 64), (3, 8, 64), (2, 3, 8, 64)])
+@pytest.mark.parametrize("word", ["int4:g32", "uint4:g32", "nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3"])
+def test_the_layout_of_stacks_holds_stacks_of_packed_codes(shape: tuple[int, ...], word: str) -> None:
+    stack = LAYOUTS["compressed-tensors-stack"]
+    fmt = format_named(word, **({"global_scale": "divide"} if word == "nvfp4" else {}))
+    assert (stack.misfit(fmt, shape) == "") == (len(shape) == 3 and "8" not in word)
+    for dtype in (np.int32, np.uint8, np.int8, np.float16):
+        tensors = {"packed": np.zeros(shape, dtype), "scale": np.ones((*shape[:-1], 2), np.float16)}
+        assert stack.accepts(tensors) == (len(shape) == 3 and dtype in (np.int32, np.uint8))
