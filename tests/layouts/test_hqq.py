@@ -183,3 +183,25 @@ def test_a_group_that_is_the_whole_row_comes_back(bits: int) -> None:
     assert config["group_size"] == 24
     back = HQQ.unpack(HQQ.pack(q, config), config)
     assert np.array_equal(back.dequantize(), q.dequantize(), equal_nan=True)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("bits", SLOTS)
+@pytest.mark.parametrize("left_out", [("axis",), ("group_size",), ("axis", "group_size")])
+def test_shapes_say_what_a_config_leaves_out(bits: int, axis: int, left_out: tuple[str, ...]) -> None:
+    for n, k, group in ((16, 128, 64), (8, 96, 32), (2, 64, 16)):
+        tensors, config = foreign(np.random.default_rng(n), bits, n, k, group, axis)
+        less = {key: value for key, value in config.items() if key not in left_out}
+        if bits == 8 or n == 16:
+            assert HQQ.describe(tensors, less, "m") == HQQ.describe(tensors, config, "m")
+            assert HQQ.unpack(tensors, less, "m").identical(HQQ.unpack(tensors, config, "m"))
+
+
+@pytest.mark.parametrize(("stated", "group"), [({}, 64), ({"group_size": 16}, 16), ({"group_size": 128}, 128)])
+def test_a_weight_without_elements_has_groups_of_64_unless_the_config_says(stated: dict, group: int) -> None:
+    tensors = {"W_q": np.zeros((0, 64), np.uint8), "scale": np.zeros((0, 1), np.float16), "zero": np.zeros((0, 1), np.float16)}
+    for axis in (0, 1):
+        shaped = tensors if axis else {name: np.zeros(t.shape[::-1], t.dtype) for name, t in tensors.items()}
+        shaped["W_q"] = np.zeros((0, group) if axis else (0, 0), np.uint8)
+        fmt, shape = HQQ.describe(shaped, {"nbits": 8, "shape": [0, 64], "axis": axis, **stated}, "m")
+        assert (fmt.group_size, shape) == (group, (0, 64))

@@ -202,3 +202,29 @@ def test_pack_refuses_what_mlx_cannot_hold() -> None:
 def test_headers_are_enough() -> None:
     tensors = affine(np.random.default_rng(0), 3, 64, 2, 5, 128, dtype=bfloat16)
     assert MLX.describe(headers(tensors), {"bits": 3, "group_size": 64}).shape == (2, 5, 128)
+
+
+@pytest.mark.parametrize(("given", "found"), [({"bits": 3}, (3, 64)), ({"group_size": 32}, (4, 32)), ({"bits": 8}, (8, 64))])
+@pytest.mark.parametrize("shape", [(4, 0), (2, 4, 0)])
+def test_a_weight_without_inputs_has_4_bits_and_groups_of_64_unless_the_config_says(
+    given: dict, found: tuple, shape: tuple
+) -> None:
+    tensors = {"weight": np.zeros(shape, np.uint32), "scales": np.zeros(shape, np.float16), "biases": np.zeros(shape, np.float16)}
+    fmt, described = MLX.describe(tensors, given, "m")
+    assert ((fmt.bits, fmt.group_size), described) == (found, shape)
+
+
+@pytest.mark.parametrize("shape", [(64,), ()])
+@pytest.mark.parametrize("which", ["weight", "scales"])
+def test_weights_and_scales_have_two_axes_at_least(which: str, shape: tuple[int, ...]) -> None:
+    tensors = affine(np.random.default_rng(0), 4, 32, 4, 64)
+    tensors[which] = np.zeros(shape, tensors[which].dtype)
+    with pytest.raises(LayoutError, match="all axes but the last must agree"):
+        MLX.describe(tensors, {"bits": 4, "group_size": 32}, "m")
+
+
+def test_rows_that_fill_no_whole_groups_are_said_to() -> None:
+    for size in (-1, 32, 64, 128):
+        for k in (32, 60, 64, 96, 128, 160):
+            said = MLX.unfilled(format_named("affine4", size), (4, k))
+            assert said == (f"rows of {k}; MLX wants whole groups of {size}" if size != -1 and k % size else "")

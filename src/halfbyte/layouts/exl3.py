@@ -114,7 +114,7 @@ class EXL3(Layout):
             require(self.name, tensors, word, name, (I32,))
             marker = tensors[word]
             if isinstance(marker, np.ndarray):
-                value = int(marker.reshape(-1)[0]) & 0xFFFFFFFF if marker.size == 1 else None
+                value = int(marker.item()) & 0xFFFFFFFF if marker.size == 1 else None
                 if value != MULTIPLIERS[word]:
                     shown = f"{value:#x}" if value is not None else f"{marker.size} values"
                     raise LayoutError(

@@ -301,7 +301,7 @@ def _width(t: HasHeader | None, name: str) -> int | None:
     """The bits of a slot that the tensor `nbits` gives; None where it gives none."""
     if not isinstance(t, np.ndarray) or t.dtype.kind != "f" or t.size != 1:
         return _number(t)
-    value = round(float(t.reshape(-1)[0]), 4)
+    value = round(float(t.item()), 4)
     if value != _TERNARY and not value.is_integer():
         raise LayoutError(f"[hqq] {label(name, 'nbits')} is {value}; allowed: 1 to 8, and {_TERNARY} for three codes")
     return 2 if value == _TERNARY else int(value)

@@ -122,12 +122,12 @@ class MLX(Layout):
             raise LayoutError(f"[mlx] {name or 'config'}: mode {mode!r}; allowed: affine, {', '.join(_BLOCK_MODES)}")
         weight = require("mlx", tensors, "weight", name, (_U32,))
         scales = require("mlx", tensors, "scales", name)
-        *lead, words = weight if len(weight) > 1 else (0, 0)
-        if len(weight) < 2 or len(scales) < 2 or list(scales[:-1]) != lead:
+        if len(weight) < 2 or len(scales) < 2 or scales[:-1] != weight[:-1]:
             raise LayoutError(
                 f"[mlx] {label(name, 'scales')} has shape {list(scales)}, {label(name, 'weight')} {list(weight)}; "
                 "all axes but the last must agree"
             )
+        *lead, words = weight
         bits, group = self._parameters(mode, config, words, scales[-1], name)
         k = words * 32 // bits
         if words * 32 % bits or k != scales[-1] * group:
@@ -205,7 +205,7 @@ class MLX(Layout):
 
     def unfilled(self, fmt: Format, shape: tuple[int, ...]) -> str:
         size, k = fmt.group_size, shape[-1]
-        return f"rows of {k}; MLX wants whole groups of {size}" if size != -1 and k % size else ""
+        return f"rows of {k}; MLX wants whole groups of {size}" if k % size else ""
 
     def misfit(self, fmt: Format, shape: tuple[int, ...]) -> str:
         if fmt.family == "affine" and fmt.group_size not in _AFFINE_GROUPS:

@@ -143,7 +143,7 @@ def _words(q: QTensor) -> Iterator[tuple[str, str, str]]:
 
 
 def _equal(array: NDArray[Any]) -> bool:
-    return bool(array.size > 1 and (array == array.reshape(-1)[0]).all())
+    return bool(array.size > 1 and array.min() == array.max())
 
 
 def _equal_scales(q: QTensor) -> Iterator[tuple[str, str, str]]:
