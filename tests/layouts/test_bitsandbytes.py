@@ -245,3 +245,34 @@ def test_what_does_not_fit_is_refused() -> None:
     flat = random_tensor(format_named("nf4", 64), (4, 21), 0)
     with pytest.raises(LayoutError, match="a slice of rows of a weight whose blocks run over the whole"):
         BNB.pack(flat[1:3], {})
+
+
+@pytest.mark.parametrize("key", ["load_in_4bit", "load_in_8bit", "blocksize", "other"])
+def test_a_config_without_a_method_is_known_by_any_of_three_keys(key: str) -> None:
+    assert BNB.config_reader.recognises({key: False}) == (key != "other")
+
+
+@pytest.mark.parametrize("storage", [np.uint8, np.float16, np.float32])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 4), (1, 7), (1, 8), (1, 9), (0, 4)])
+def test_a_weight_has_the_words_that_its_codes_fill(storage: type, shape: tuple[int, ...]) -> None:
+    tensors = foreign(np.random.default_rng(1), "nf4", shape, 64, storage=storage)
+    words = -(-int(np.prod(shape)) // (2 * np.dtype(storage).itemsize))
+    for count in range(words + 3):
+        tensors["weight"] = np.zeros((count, 1), storage)
+        if count == words:
+            assert BNB.describe(tensors, {}, "m").shape == shape
+        else:
+            with pytest.raises(LayoutError, match=f"weight has {count * np.dtype(storage).itemsize} bytes for shape"):
+                BNB.describe(tensors, {}, "m")
+
+
+@pytest.mark.parametrize(("shape", "group", "fits"), [([4, 16], 64, True), ([4, -1], 64, False), ([-1, 16], 64, False),
+                                                      ([4, 16], 0, False), ([4, 16], 1, True), ([64], 64, False)])  # fmt: skip
+def test_a_state_has_sizes_of_0_or_more_and_blocks_of_1_or_more(shape: list[int], group: int, fits: bool) -> None:
+    tensors = foreign(np.random.default_rng(1), "nf4", (4, 16), max(group, 1))
+    tensors["weight.quant_state.bitsandbytes__nf4"] = state_bytes("nf4", group, tuple(shape), False)
+    if fits:
+        assert BNB.describe(tensors, {}, "m").shape == (4, 16)
+    else:
+        with pytest.raises(LayoutError, match=r"wanted quant_type 'nf4', a blocksize of 1 or more|bytes for shape"):
+            BNB.describe(tensors, {}, "m")

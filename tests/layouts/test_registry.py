@@ -188,3 +188,6 @@ def test_the_codecs_that_a_layout_names_are_those_whose_weights_it_can_write(nam
     fits -= {"nf4_modelopt"}  # of ModelOpt's tensor classes, which no target names
     assert set(layout.holds.codecs) == fits
     assert len(layout.holds.codecs) == len(fits)
+    if layout.holds.groups:
+        sizes = {fmt.group_size for fmt in formats() if fmt.float_scale for shape in SHAPES if layout.misfit(fmt, shape) == ""}
+        assert set(layout.holds.groups) == sizes

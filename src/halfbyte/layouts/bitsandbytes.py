@@ -115,7 +115,7 @@ class BitsAndBytes(Layout):
         require("bitsandbytes", tensors, "weight", name)
         weight = tensors["weight"]
         nbytes = math.prod(weight.shape) * weight.dtype.itemsize
-        if len(shape) < 2 or nbytes != -(-(size + size % 2) // 2 // weight.dtype.itemsize) * weight.dtype.itemsize:
+        if len(shape) < 2 or nbytes != -(-size // (2 * weight.dtype.itemsize)) * weight.dtype.itemsize:
             raise LayoutError(
                 f"[bitsandbytes] {label(name, 'weight')} has {nbytes} bytes for shape {list(shape)}; wanted {(size + 1) // 2}"
             )
@@ -180,17 +180,14 @@ class BitsAndBytes(Layout):
             return out
         kind = str(self._kind(fmt))
         size = q.size
-        codes = np.zeros(size + size % 2, np.uint8)
-        codes[:size] = unpack(q.parts["codes"], 4, q.shape[-1]).reshape(-1)
-        raw = swap_nibbles(pack(codes, 4))
         storage = np.dtype(_storage(str(kept.get("storage", "uint8"))))
-        extra = -raw.size % storage.itemsize
-        padding = recall(kept, "padding", (size % 2 + 2 * extra,))
-        if extra or padding is not None:
-            flat = np.zeros(2 * (raw.size + extra), np.uint8)
-            flat[:size] = codes[:size]
-            flat[size:] = 0 if padding is None else padding
-            raw = swap_nibbles(pack(flat, 4))
+        word = 2 * storage.itemsize  # codes
+        codes = np.zeros(-(-size // word) * word, np.uint8)
+        codes[:size] = unpack(q.parts["codes"], 4, q.shape[-1]).reshape(-1)
+        padding = recall(kept, "padding", (codes.size - size,))
+        if padding is not None:
+            codes[size:] = padding
+        raw = swap_nibbles(pack(codes, 4))
         weight = as_words(raw, storage) if storage.itemsize > 1 else raw.view(storage)
         shape = tuple(kept.get("weight_shape", ()))
         if "weight_shape" not in kept or math.prod(shape) != weight.size:
