@@ -124,6 +124,26 @@ def test_alternatives_that_share_their_first_or_last_letters_mean_what_re_means(
         assert got == [re.match(written, name) is not None for name in names], written
 
 
+PIECES = ["a", "[ab]", "^", r"\b", "(?=a)", "(?:a|b)", "(?:a|bb)", "(?:^|b)", "ab", "()", "a{2}", "a?", "b*", "a+"]
+TIMES = ["", "{2}", "{0}", "{2,2}", "{1,2}", "{0,1}", "{2,}", "*", "+", "?"]
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("piece", PIECES)
+def test_a_look_behind_has_the_width_that_re_gives_it(piece, times):
+    names = ["".join(w) for n in range(4) for w in itertools.product("ab", repeat=n)]
+    for form in ("(?<=(?:{}){})b", "(?<!c(?:{}){})b", "(?<=(?:(?:{}){}){{2}})b", "(?<=(?:a|(?:{}){}))b"):
+        pattern = form.format(piece, times)
+        try:
+            wanted = [re.search(pattern, name) is not None for name in names]
+        except re.error as error:
+            assert "fixed-width" in str(error)
+            with pytest.raises(CheckpointError, match="look-behind requires fixed-width pattern"):
+                compiled(pattern)
+            continue
+        assert [compiled(pattern).search(name) for name in names] == wanted, pattern
+
+
 @pytest.mark.parametrize("pattern", ["[b-d]", "[^b-d]", "[b-dx-z]", "[b-b]", r"[\x62-\x64]", "[0-9]", "(?i:[b-d])"])
 def test_ranges_have_both_ends(pattern):
     for c in "abcdeABDExyz_0189":

@@ -108,7 +108,7 @@ PLACES = {
 def test_the_largest_id_of_a_token_is_allowed_and_the_next_is_not(place, tmp_path):
     path = tmp_path / "tokenizer.json"
     for index in (5, 9_999_999, "10000000", 1e7):
-        path.write_text(json.dumps(PLACES[place](index)))
+        path.write_text(json.dumps(PLACES[place](index) | {"x": 12345678.5}))
         check_token_ids(path, "load")
     for index in (10_000_000, 1 << 40):
         path.write_text(json.dumps(PLACES[place](index)))

@@ -402,9 +402,9 @@ def _width(sequence: Sequence) -> tuple[int, int | None]:
             low = min(w[0] for w in widths)
             high = None if any(w[1] is None for w in widths) else max(w[1] or 0 for w in widths)
         elif isinstance(node, Repeat):
-            inner = _width(node.sequence)
-            low = inner[0] * node.least
-            high = 0 if inner[1] == 0 else None if inner[1] is None or node.most is None else inner[1] * node.most
+            fewest, longest = _width(node.sequence)
+            low = fewest * node.least
+            high = 0 if longest == 0 or node.most == 0 else None if longest is None or node.most is None else longest * node.most
         else:
             low, high = 0, 0
         least += low
