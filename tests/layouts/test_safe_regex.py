@@ -136,8 +136,7 @@ def test_a_look_behind_has_the_width_that_re_gives_it(piece, times):
         pattern = form.format(piece, times)
         try:
             wanted = [re.search(pattern, name) is not None for name in names]
-        except re.error as error:
-            assert "fixed-width" in str(error)
+        except re.error:
             with pytest.raises(CheckpointError, match="look-behind requires fixed-width pattern"):
                 compiled(pattern)
             continue
