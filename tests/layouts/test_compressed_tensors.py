@@ -613,3 +613,32 @@ def test_the_layout_of_stacks_holds_stacks_of_packed_codes(shape: tuple[int, ...
     for dtype in (np.int32, np.uint8, np.int8, np.float16):
         tensors = {"packed": np.zeros(shape, dtype), "scale": np.ones((*shape[:-1], 2), np.float16)}
         assert stack.accepts(tensors) == (len(shape) == 3 and dtype in (np.int32, np.uint8))
+
+
+@pytest.mark.parametrize(("word", "options", "shape", "said", "scale"), [
+    ("mxfp4", {}, (4, 64), {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}, (4, 2)),
+    ("nvfp4", {"global_scale": "divide"}, (4, 64),
+     {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}, (4, 4)),
+    ("int4:g32", {}, (4, 64), {"strategy": "group", "group_size": 32}, (4, 2)),
+    ("int4:channel", {}, (4, 64), {"strategy": "channel", "group_size": None}, (4, 1)),
+    ("fp8_e4m3", {"rows": -1}, (1, 64), {"strategy": "tensor", "group_size": None}, (1,)),
+    ("fp8_e4m3", {"rows": -1}, (2, 4, 64), {"strategy": "tensor", "group_size": None}, (2, 1, 1)),
+    *(("int8:g32", {"rows": -1}, (n, 64), {"strategy": "block", "group_size": None, "block_structure": [n, 32]}, (1, 2))
+      for n in (1, 2, 5)),
+    ("int8:channel", {"rows": 4}, (8, 60), {"strategy": "block", "group_size": None, "block_structure": [4, 60]}, (2, 1)),
+])  # fmt: skip
+def test_a_config_says_the_scope_and_the_dtype_of_scales(
+    word: str, options: dict, shape: tuple, said: dict, scale: tuple
+) -> None:
+    q = random_tensor(format_named(word, **options), shape, 1)
+    config = LAYOUT.config(q)
+    weights = {
+        "num_bits": q.format.bits,
+        "type": "int" if word.startswith("int") else "float",
+        "symmetric": True,
+        "dynamic": False,
+    }
+    assert config["weights"] == weights | said
+    tensors = LAYOUT.pack(q, config)
+    assert tensors["weight_scale"].shape == scale
+    assert np.array_equal(LAYOUT.unpack(tensors, config).dequantize(), q.dequantize(), equal_nan=True)

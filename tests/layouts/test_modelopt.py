@@ -316,3 +316,24 @@ def test_int4_of_odd_inputs_or_broken_groups_is_refused(n: int, k: int, group: i
     else:
         with pytest.raises(LayoutError, match=rf"rows of {k} are not whole bytes in whole groups of {group}"):
             MODELOPT.pack(q, {})
+
+
+@pytest.mark.parametrize("algo", ["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PC_PT", "FP8_PB_WO", ""])
+def test_the_algorithm_says_whose_the_scale_of_one_row_is(algo: str) -> None:
+    """One scale of a one-row weight may be the row's, the tensor's or a tile's."""
+    tensors = {"weight": np.zeros((1, 64), E4M3), "weight_scale": np.ones((1, 1), np.float32)}
+    fmt, shape = MODELOPT.describe(tensors, {"quant_algo": algo}, "m")
+    options = {"FP8": {"rows": -1}, "FP8_PB_WO": {"rows": 128}}.get(algo, {})
+    if algo:
+        assert fmt == format_named("fp8_e4m3", 128 if "PB" in algo else -1, scale_dtype="float32", **options)
+    assert shape == (1, 64)
+
+
+@pytest.mark.parametrize("factors", [(2.0, 2.0, 2.0), (2.0, 2.0, 3.0), (2.0, 3.0, 2.0), (3.0, 2.0, 2.0)])
+def test_one_stored_factor_serves_a_stack_while_all_are_equal(factors: tuple[float, ...]) -> None:
+    tensors, config = foreign("nvfp4", np.random.default_rng(0), (3,))
+    q = MODELOPT.unpack({**tensors, "weight_scale_2": np.array(2.0, np.float32)}, config, "m")
+    assert q.parts["global_scale"].tolist() == [2.0] * 3
+    other = QTensor(q.format, q.shape, q.parts | {"global_scale": np.float32(factors)}, origin=q.origin, details=q.details)
+    stored = MODELOPT.pack(other, config)["weight_scale_2"]
+    assert stored.tolist() == (2.0 if len(set(factors)) == 1 else list(factors))
