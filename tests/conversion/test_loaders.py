@@ -130,6 +130,34 @@ def test_gptqmodel(tmp_path, to, codec, tied):
     close(torch_logits(model), plain_llama(held, dense), 0.02)
 
 
+QUIET = (
+    "kernels-community|native kernel",  # bitsandbytes, as it is imported
+    "`loss_type=None`|is_gradient_checkpointing",  # optimum looks at every property of a model
+    "(?i)temporarydirectory '.*gptqmodel_",
+)
+"""What is said of any folder, packed by whomever."""
+
+
+@pytest.mark.ecosystem("gptqmodel")
+@TIED
+@pytest.mark.parametrize(
+    ("to", "codec"), [("gptq", "int4:g32"), ("gptq", "int8:channel"), ("gptq-v2", "uint4:g64"), ("awq", "uint4:g32")]
+)
+def test_transformers_with_gptqmodel(tmp_path, to, codec, tied):
+    """The model as it is loaded without a word, in float16 by the kernel that GPTQModel chooses."""
+    import torch
+    import transformers
+    from support.quiet import quiet
+
+    folder, held, dense = written(tmp_path, codec, to, tied)
+    with quiet(*QUIET):
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    close(torch_logits(model), plain_llama(held, dense), 0.02)
+
+
 COMPRESSED = codecs("compressed-tensors", "g32", "channel")
 
 

@@ -15,6 +15,7 @@ from support.second_model import write_smollm2
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "compare.md").read_text("utf-8")
 COLUMNS = ["halfbyte", "llama.cpp", "mlx-lm", "transformers", "GPTQModel"]
 MLX = {
+    "run GPTQ, AWQ, compressed-tensors": ("part", "mlx_lm.utils:_transform_awq_weights"),
     "quantize without calibration": ("yes", "mlx_lm.convert:convert"),
     "quantize with calibration text": ("yes", "mlx_lm.quant.gptq:main"),
     "KL divergence and perplexity beside a baseline": ("part", "mlx_lm.perplexity:eval_ppl"),

@@ -193,3 +193,26 @@ def test_places_and_tests_of_the_layering_page_are_there():
         assert any(name.endswith((".py", ".cpp", "/")) for name, _, _ in resolved(test, (tests, ROOT))), question
     assert resolved("`formats/decode.py`: `no_such_name`", (source,))[1][2].count("no_such_name") == 0
     assert resolved("`formats/no_such_file.py`", (source,))[0][1] == []
+
+
+def section(page: Path, anchor: str) -> str:
+    """The text under a heading, its own headings included, by the heading's anchor."""
+    parts = re.split(r"^(#+) (.+)$", page.read_text("utf-8"), flags=re.M)
+    headings = list(zip(parts[1::3], parts[2::3], parts[3::3], strict=True))
+    slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for _, title, _ in headings]
+    at = slugs.index(anchor)
+    ends = (i for i in range(at + 1, len(headings)) if len(headings[i][0]) <= len(headings[at][0]))
+    return "".join(text for _, _, text in headings[at : next(ends, None)])
+
+
+def test_the_readmes_speeds_are_those_of_the_run_that_a_row_names():
+    """Rounded to the digits that the row has; a share may be in hundredths."""
+    rows = re.findall(r"^\|.*\| \[[\w ]+\]\((benchmarks/\w+\.md)#([\w-]+)\) \|$", (ROOT / "README.md").read_text("utf-8"), re.M)
+    lines = [line for line in (ROOT / "README.md").read_text("utf-8").splitlines() if "](benchmarks/" in line and line[0] == "|"]
+    assert len(rows) == len(lines) > 5
+    for (page, anchor), line in zip(rows, lines, strict=True):
+        measured = [float(n) for n in re.findall(r"(?<![\w.])(?:\d+\.?\d*|\.\d+)", section(ROOT / page, anchor))]
+        for stated in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])", " ".join(line.split("|")[3:5])):
+            digits = len(stated.partition(".")[2])
+            near = {round(n, digits) for n in measured} | {round(100 * n) for n in measured}
+            assert float(stated) in near, (line, stated)

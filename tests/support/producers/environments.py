@@ -33,7 +33,7 @@ ENVIRONMENTS: dict[str, list[list[str]]] = {
     "gptqmodel": [
         ["torch==2.14.1", "setuptools", "wheel", "ninja", "requests"],  # the release that gptqmodel requires
         ["torch==2.14.1", "gptqmodel==7.7.0", "--no-build-isolation"],
-        ["--no-deps", "bitsandbytes==0.50.2"],
+        ["--no-deps", "bitsandbytes==0.50.2", "optimum==2.3.0"],
     ],
     "autoawq": [[TORCH], ["transformers==4.51.3", "accelerate", "datasets", "zstandard"], ["--no-deps", "autoawq==0.2.9"]],
     "llmcompressor": [[TORCH], [TORCH, "llmcompressor==0.14.0.1"]],
