@@ -14,6 +14,7 @@ struct V {
                         fuses = true, blends = false;
   static constexpr int permuted_bits = 0;
   static constexpr bool one_panel_tiles = false;
+  static constexpr bool narrow_supers = true;
   static constexpr Tiles i8 = kAvx2Int8, f32 = kAvx2Float;
   using F = __m256;
   using I = __m256i;

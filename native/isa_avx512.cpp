@@ -13,6 +13,7 @@ struct V {
                         fuses = true, blends = true;
   static constexpr int permuted_bits = 5;  // codes whose floats one permutation finds
   static constexpr bool one_panel_tiles = true;
+  static constexpr bool narrow_supers = false;
   static constexpr Tiles i8 = kAvx512Int8, f32 = kAvx512Float;
   using F = __m512;
   using I = __m512i;

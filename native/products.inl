@@ -402,7 +402,7 @@ void blocks_i8(const Block &b) {
   // Super-scales and minima are two more streams for each panel: with more panels the hardware
   // prefetcher does not follow all streams.
   if constexpr (Source::fused && V::i8.vectors_minima < V::i8.vectors_one)
-    if (b.weight->super_mins)
+    if (b.weight->super_mins || (V::narrow_supers && b.weight->super_scales))
       return last_i8<V, V::i8.vectors_four, V::i8.vectors_two, V::i8.vectors_minima, STEPS, Source>(
           b, t);
   last_i8<V, V::i8.vectors_four, V::i8.vectors_two, V::i8.vectors_one, STEPS, Source>(b, t);

@@ -78,7 +78,10 @@ struct PanelScales {
   const bool zeros, biases, one_panel;
   F unit, scales[NV];
   int64_t at, super_at, per_group, left, super_left;
-  int lane;
+  // The lane of the first vector: 0 where the tile takes whole panels, so that each vector's
+  // address is one of its panel's plus a constant.
+  static constexpr bool whole = NV % H == 0;
+  int first;
 
   PanelScales(const Weight &weight, int64_t panel, int v0, float of, bool alone)
       : w(weight),
@@ -91,14 +94,13 @@ struct PanelScales {
         super_left(w.groups_per_super) {
     panel += v0 / H;
     at = panel * w.groups * kPanelRows, super_at = panel * w.supers * kPanelRows;
-    lane = v0 % H * V::W;
+    first = v0 % H;
   }
-  HB_INLINE int64_t index(int j) const {
-    return at + ((lane / V::W + j) / H * w.groups) * kPanelRows + (lane / V::W + j) % H * V::W;
-  }
-  HB_INLINE int64_t super_index(int j) const {
-    return super_at + ((lane / V::W + j) / H * w.supers) * kPanelRows +
-           (lane / V::W + j) % H * V::W;
+  HB_INLINE int64_t index(int j) const { return at + place(j, w.groups); }
+  HB_INLINE int64_t super_index(int j) const { return super_at + place(j, w.supers); }
+  HB_INLINE int64_t place(int j, int64_t count) const {
+    const int vector = whole ? j : first + j;
+    return vector / H * count * kPanelRows + vector % H * V::W;
   }
   template <Scale kind>
   HB_INLINE void load_scales() {

@@ -14,7 +14,7 @@ struct Tiles {
   int vectors_two;     // of two,
   int vectors_one;     // of one,
   int vectors_minima;  // of one, for weights with super-scales and minima, which are read in more
-                       // streams (int8 only)
+                       // streams (int8 only; AVX2: for all with super-scales, `narrow_supers`)
   int panels;          // panels of a block that is decoded into a buffer
   int fused_tokens;    // up to this many tokens tiles are fused
   int alternative;     // tokens of a tile that some cores take in place of the largest
@@ -24,7 +24,7 @@ struct Tiles {
 //                               tokens vectors four two one minima panels fused alternative
 constexpr Tiles kAvx512Int8 = {8, 2, 2, 4, 4, 2, 2, 16, 6};
 constexpr Tiles kAvx512Float = {8, 2, 2, 4, 4, 4, 2, 16, 0};
-constexpr Tiles kAvx2Int8 = {4, 1, 1, 2, 4, 4, 4, 4, 0};
+constexpr Tiles kAvx2Int8 = {4, 1, 1, 2, 8, 4, 4, 4, 0};
 constexpr Tiles kAvx2Float = {6, 2, 2, 4, 8, 8, 2, 8, 0};
 constexpr Tiles kNeonInt8 = {4, 4, 4, 8, 8, 8, 4, 4, 0};
 constexpr Tiles kNeonFloat = {4, 4, 4, 8, 8, 8, 2, 8, 0};
