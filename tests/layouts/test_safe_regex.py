@@ -237,7 +237,7 @@ def test_a_hostile_pattern_does_not_hold_up_opening(tmp_path: Path):
         tmp_path / "model.safetensors",
     )
     weights = {"num_bits": 4, "group_size": 32, "strategy": "group", "symmetric": True}
-    hostile = [f"re:{p}" for p in EXPLOSIVE if p[-1] in "bc"]
+    hostile = [f"re:{p}!" for p in EXPLOSIVE if p[-1] in "bc"]  # "b" alone begins a name under "backbone."
     config = {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
