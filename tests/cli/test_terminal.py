@@ -19,6 +19,7 @@ from halfbyte.cli import main
 from halfbyte.cli import terminal as t
 from halfbyte.cli.app import app
 from halfbyte.cli.terminal import Column, print_table
+from support.second_model import write_smollm2
 from support.tiny_models import write_tiny
 
 COLUMNS = (
@@ -227,3 +228,14 @@ def test_without_torch_one_line_says_what_to_install(command, tmp_path):
     assert done.returncode == 2
     assert done.stdout == ""
     assert re.fullmatch(rf"halfbyte: \[{command}\] a package is missing: torch, .*pip install 'halfbyte\[\w+\]'\n", done.stderr)
+
+
+def test_transformers_does_not_advise_to_install_torch(tmp_path):
+    """It is asked for the configuration of a folder that becomes a GGUF."""
+    write_smollm2(tmp_path / "m.gguf")
+    assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m"), "--to", "halfbyte"]) == 0
+    program = "import sys; sys.modules['torch'] = None; from halfbyte.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["convert", str(tmp_path / "m"), str(tmp_path / "out.gguf"), "--to", "gguf", "--plan"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert "would write" in done.stdout
+    assert "[transformers]" not in done.stderr

@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -105,6 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] != ["bench"]:  # peers run as they do by themselves
         let_threads_sleep()
+    if find_spec("torch") is None:
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise to install torch
     with warnings.catch_warnings():
         warnings.showwarning = warn
         try:

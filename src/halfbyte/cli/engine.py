@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from enum import Enum
 from pathlib import Path
@@ -158,7 +157,6 @@ def text_model(
             # The tokenizer first: making it takes, for a moment, as much memory as a small model.
             ends: set[int] | None = None
             if templates:
-                os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise to install torch
                 tokenizer: Any
                 tokenizer, ends = templated_tokenizer(checkpoint)
             else:
