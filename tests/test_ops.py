@@ -335,3 +335,13 @@ def test_lists_are_arrays(rng):
         ops.linear(x, w, bias=[1.0, 2.0, 3.0])
     assert ops.embedding([], w).shape == (0, 64)
     assert ops.embedding([[3], [0]], w).shape == (2, 1, 64)
+
+
+def test_a_second_call_with_a_torch_tensor_asks_for_no_backend(rng, monkeypatch):
+    import torch
+
+    w, x = weight(rng, 24, 64), torch.from_numpy(rng.standard_normal((3, 64)).astype(np.float32))
+    first = ops.linear(x, w)
+    monkeypatch.setattr(ops, "choose", lambda *call: pytest.fail("the backend was chosen before"))
+    assert torch.equal(ops.linear(x, w), first)
+    assert torch.equal(ops.linear(x, w, torch.ones(24)), first + 1)

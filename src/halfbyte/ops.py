@@ -161,6 +161,12 @@ def _resolve(
         return chosen, table[place]
 
 
+def _remembered(w: Any, x: Any) -> Prepared | None:
+    """What a call before has prepared of w in the first backend of a torch tensor's device."""
+    table = _prepared.get(id(w)) if type(w) is QTensor else None
+    return None if table is None else table.get(f"{x.device.type} {x.device}")
+
+
 def _check_w(op: str, w: Any, axes: int) -> tuple[int, ...]:
     """The weight's shape, of the number of axes the verb takes."""
     if not isinstance(w, (QTensor, Prepared)):
@@ -300,8 +306,9 @@ def linear(
         return y
     if is_recordable(x, bias) and _has_axes(2, w):
         return call(_linear_call(name_of(w), activations, backend, schedule, invariant), x, bias)  # type: ignore[no-any-return]
-    if backend is None and schedule is None and not invariant and type(w) is Prepared and is_torch(x):
-        direct: ArrayT | None = at_once(x, w, bias, activations)
+    if backend is None and schedule is None and not invariant and is_torch(x):
+        prepared = w if type(w) is Prepared else _remembered(w, x)
+        direct: ArrayT | None = None if prepared is None else at_once(x, prepared, bias, activations)
         if direct is not None:
             return direct
     _check_mode("linear", activations, schedule)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 from triton import knobs
@@ -33,12 +34,10 @@ class TensorMap:
     stride is 1, its other strides and its address are multiples of 16 bytes.
     """
 
-    __slots__ = ("_descriptor", "box", "encoded", "tensor")
+    __slots__ = ("_descriptor", "box", "tensor")
 
     def __init__(self, tensor: torch.Tensor, box: tuple[int, ...]) -> None:
         self.tensor, self.box = tensor, box
-        self.encoded: tuple[Any, ...] | None = None
-        """Arguments of the C function, kept for tensors that do not change."""
         self._descriptor: TensorDescriptor | None = None
 
     def descriptor(self) -> TensorDescriptor:
@@ -50,6 +49,10 @@ class TensorMap:
         d.layout = _layout(self.box[-1], len(self.box), 8 * t.element_size())
         self._descriptor = d
         return d
+
+    def encode(self, kind: _MapKind) -> tuple[Any, ...]:
+        """What the C function takes for it."""
+        return _encode(self.tensor.data_ptr(), self.tensor.shape, self.tensor.stride(), kind)
 
 
 class _MapKind(NamedTuple):
@@ -73,19 +76,31 @@ def addresses(value: Any) -> Any:
     """Tensors as their addresses, in records too."""
     if isinstance(value, torch.Tensor):
         return value.data_ptr()
-    return tuple([addresses(v) for v in value]) if isinstance(value, tuple) else value
+    if not isinstance(value, tuple):
+        return value
+    return tuple([v if v is None else v.data_ptr() if type(v) is torch.Tensor else addresses(v) for v in value])
+
+
+class KeptMaps:
+    """Maps of tensors that do not change; what the C function takes for them is made once."""
+
+    __slots__ = ("encoded", "maps")
+
+    def __init__(self, *maps: TensorMap) -> None:
+        self.maps = maps
+        self.encoded: tuple[Any, ...] = ()
 
 
 def _hooked() -> bool:
     """True while a profiler wants to be called with every launch."""
-    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    return any(getattr(hook, "calls", hook) for hook in hooks)
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 class Relaunch:
     """A compiled kernel. Called with a grid of three numbers and the arguments of its first launch,
-    in order: `first` tensors, numbers, records of them and TensorMaps, `maps` of them; then `rest`,
-    numbers and addresses.
+    in order: `first` TensorMaps, then KeptMaps, `maps` maps in all; tensors, numbers and records of
+    them; then `rest`, numbers and addresses.
     """
 
     __slots__ = ("_device", "_function", "_kinds", "_launch", "_metadata", "_run", "compiled")
@@ -111,7 +126,7 @@ class Relaunch:
 
     def __call__(self, grid: tuple[int, int, int], first: tuple[Any, ...], rest: tuple[Any, ...]) -> None:
         if self._run is None or _hooked():
-            self.compiled[grid](*[a.descriptor() if type(a) is TensorMap else a for a in first], *rest)
+            self.compiled[grid](*_described(first), *rest)
             return
         stream = driver.active.get_current_stream(self._device)
         if self._launch is None:
@@ -121,8 +136,10 @@ class Relaunch:
         values, kinds = [], iter(self._kinds)
         for a in first:
             if type(a) is TensorMap:
-                kind = next(kinds)
-                values += a.encoded or _encode(a.tensor.data_ptr(), a.tensor.shape, a.tensor.stride(), kind)
+                values += a.encode(next(kinds))
+            elif type(a) is KeptMaps:
+                a.encoded = a.encoded or tuple(chain.from_iterable(one.encode(next(kinds)) for one in a.maps))
+                values += a.encoded
             else:
                 values.append(addresses(a))
         run = self._run
@@ -142,10 +159,14 @@ class Relaunch:
             *rest,
         )
 
-    def keep(self, maps: tuple[TensorMap, ...]) -> None:
-        """Encode once the maps of tensors that do not change, the last ones that the kernel takes."""
-        for one, kind in zip(maps, self._kinds[-len(maps) :], strict=self.direct):
-            one.encoded = _encode(one.tensor.data_ptr(), one.tensor.shape, one.tensor.stride(), kind)
+
+def _described(first: tuple[Any, ...]) -> Iterator[Any]:
+    """Arguments of Triton's own call: maps as its descriptions."""
+    for a in first:
+        if type(a) is KeptMaps:
+            yield from (one.descriptor() for one in a.maps)
+        else:
+            yield a.descriptor() if type(a) is TensorMap else a
 
 
 def _behind(run: Any) -> tuple[Callable[..., None] | None, tuple[_MapKind, ...]]:

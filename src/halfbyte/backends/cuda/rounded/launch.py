@@ -21,7 +21,7 @@ from .. import device as gpu
 from ..decode import E8M0_NORMAL, SCALES
 from ..decoders import BYTES, FOLDED, FOLDED_SPREAD
 from ..launch import GLOBAL_OPS, addend_kind, format_of, fragments, pointers_of
-from ..relaunch import Relaunch, TensorMap, cached
+from ..relaunch import KeptMaps, Relaunch, TensorMap, cached
 from ..tuning.wgmma_tiles import LEAST_TOKENS
 from ..weight import CudaWeight, by_16, group_elements, scale_groups
 from ..wgmma.schedule import fused
@@ -340,7 +340,7 @@ def order_of(bits: int, element: str, mode: str, sixteen: bool = False) -> int:
 class CachedProduct:
     """A kernel of wgmma.py for one weight and kind of call."""
 
-    maps: tuple[TensorMap, ...]
+    maps: KeptMaps
     config: Config
     folded: Folded
     again: Relaunch | None = None
@@ -375,10 +375,10 @@ def _on_wgmma(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: s
     rest = m, n, s.padded // WHOLE, scale_groups(w), -(-m // WHOLE_TOKENS.value) * WHOLE_TOKENS.value, kernel.folded
     with gpu.use(x.device):
         if kernel.again is not None:
-            kernel.again((programs, 1, 1), (y_map, x_map, *kernel.maps, pointers), (*rest, kernel.config))
+            kernel.again((programs, 1, 1), (y_map, x_map, kernel.maps, pointers), (*rest, kernel.config))
             return y
         compiled = rounded_wgmma_kernel[(programs,)](
-            *(map.descriptor() for map in (y_map, x_map, *kernel.maps)),
+            *(map.descriptor() for map in (y_map, x_map, *kernel.maps.maps)),
             pointers,
             *rest,
             config=kernel.config,
@@ -388,7 +388,6 @@ def _on_wgmma(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: s
         )
         if compiled is not None:
             kernel.again = Relaunch(compiled, maps=4)
-            kernel.again.keep(kernel.maps)
     return y
 
 
@@ -439,7 +438,7 @@ def _product(
         pdl=gpu.supports_pdl(w.device),
     )
     folded = Folded(float(fold_shift(w.top)), 2.0 ** (w.top - 128)) if fold else Folded(0.0, 1.0)
-    return CachedProduct((words_map, scales_map), config, folded)
+    return CachedProduct(KeptMaps(words_map, scales_map), config, folded)
 
 
 def fold_shift(top: int) -> int:

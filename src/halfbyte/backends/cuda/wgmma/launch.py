@@ -20,7 +20,7 @@ from ..decode import E4M3S, E8M0, E8M0_NORMAL, ELEMENTS, SCALES, SMALL, TABLE, U
 from ..launch import GLOBAL_OPS, addend_kind
 from ..mma.plan import TokenBlocks
 from ..order import PLANES
-from ..relaunch import Relaunch, TensorMap
+from ..relaunch import KeptMaps, Relaunch, TensorMap
 from ..tuning.wgmma_tiles import FusedTile, WorkSplit, second_tokens, stages
 from ..weight import CudaWeight, group_elements
 from .kernel import Config, Factors, Numbers, Pointers, wgmma_kernel
@@ -74,7 +74,7 @@ class CachedKernel:
     that never change, and how it is launched again, once it has run.
     """
 
-    maps: tuple[TensorMap, ...]
+    maps: KeptMaps
     units: int
     factors: Factors
     config: Config
@@ -108,7 +108,7 @@ def _kernel(
         TensorMap(p.reshape(tiles, b * w.tiled, 32), (each if b == 1 else bn // 16, b, 32))
         for p, b in zip(planes, widths, strict=True)
     ]
-    maps = (
+    maps = KeptMaps(
         words[0], words[-1], terms(w.scales, width), terms(w.addend, addend_words), terms(w.super_scales, 16),
         terms(w.super_mins, 16),
     )  # fmt: skip
@@ -189,7 +189,7 @@ def launch(
     device, engine = x.device, y.dtype == x.dtype and y.shape[1] % 8 == 0
     table = (None, None, None, None) if blocks is None else blocks[:4]
     # Triton specializes the pointers of a record by their alignment.
-    aligned = (bias is None or bias.data_ptr() % 16 == 0, *[t is None or t.data_ptr() % 16 == 0 for t in table])
+    aligned = bias is None or bias.data_ptr() % 16 == 0, blocks is None or tuple([t.data_ptr() % 16 == 0 for t in blocks[:4]])
     key = (tile, x.dtype, y.dtype, bias is not None and bias.dtype, engine, blocks is None, gate, aligned, x_scales is None,
            w.scales.data_ptr(), next(iter(w.planes.values())).data_ptr())  # fmt: skip
     kernel = w.launches.get(key)
@@ -209,10 +209,10 @@ def launch(
         pointers = Pointers._make((y, bias, w.global_scale, w.table, x_scales, *table, *scratch))
         numbers = Numbers(float(x.shape[0]), float(w.shape[-2]), float(split.sharing), float(kernel.units), *kernel.factors)
         if kernel.again is not None:
-            kernel.again((split.programs, 1, 1), (y_map, x_map, *kernel.maps, pointers), (numbers, kernel.config))
+            kernel.again((split.programs, 1, 1), (y_map, x_map, kernel.maps, pointers), (numbers, kernel.config))
             return
         compiled = wgmma_kernel[(split.programs,)](
-            *(map.descriptor() for map in (y_map, x_map, *kernel.maps)),
+            *(map.descriptor() for map in (y_map, x_map, *kernel.maps.maps)),
             pointers,
             numbers,
             config=kernel.config,
@@ -222,4 +222,3 @@ def launch(
         )
         if compiled is not None:
             kernel.again = Relaunch(compiled, maps=8)
-            kernel.again.keep(kernel.maps)
