@@ -63,7 +63,6 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_backend_reg_dev_get": (_P, (_P, _SIZE)),
     "ggml_backend_reg_get_proc_address": (_P, (_P, ctypes.c_char_p)),
 }
-_WITHOUT_INTERLEAVED_BUFFERS = {"ggml_backend_cpu_reg", "ggml_backend_reg_dev_get", "ggml_backend_reg_get_proc_address"}
 _TENSORS_BYTES = 1 << 18
 """For the descriptions of a context's tensors."""
 
@@ -113,20 +112,18 @@ class Library:
         self.parts = [ctypes.CDLL(str(path)) for path in engine.libraries()]
         for name, (result, arguments) in _FUNCTIONS.items():
             found = next((getattr(part, name) for part in self.parts if hasattr(part, name)), None)
-            if found is None and name not in _WITHOUT_INTERLEAVED_BUFFERS:
-                raise BackendError(f"[bench] {engine.name}: its libraries have no function {name}")
             if found is not None:
                 found.restype, found.argtypes = result, arguments
-            setattr(self, name, found)
+                setattr(self, name, found)
         self.backend = self.ggml_backend_cpu_init()
         self.plain = self.ggml_backend_cpu_buffer_type()
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)  # the functions are attributes that __init__ sets
+        raise AttributeError(f"[bench] {self.name}: its libraries have no function {name}")
 
     def interleaved(self) -> list[Any]:
         """The kinds of buffers whose tensors are stored in another order."""
-        if self.ggml_backend_cpu_reg is None:
+        if not hasattr(self, "ggml_backend_cpu_reg"):
             return []
         registry = self.ggml_backend_cpu_reg()
         address = self.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
