@@ -17,7 +17,7 @@ from halfbyte.bench.cpu import limits as cpu_limits
 from halfbyte.bench.cpu import linear as cpu_linear
 from halfbyte.bench.cpu import sweep
 from halfbyte.bench.cpu.peers.base import grid_of
-from halfbyte.bench.cpu.peers.ggml import ENGINES, check_values, library
+from halfbyte.bench.cpu.peers.ggml import check_values, libraries, library
 from halfbyte.bench.cpu.peers.openvino import check_result
 from halfbyte.bench.cpu.peers.registry import all_peers, peers_named
 from halfbyte.bench.model import race as model
@@ -202,13 +202,13 @@ def test_a_name_or_its_beginning_chooses_peers():
 def test_a_folder_of_ggml_libraries_is_named_by_a_variable(monkeypatch, tmp_path):
     monkeypatch.setenv("HALFBYTE_IK_LLAMA_CPP", str(tmp_path))
     with pytest.raises(BackendError, match="holds no libggml-cpu and no libggml, the libraries of ik_llama"):
-        ENGINES["ik_llama.cpp"].libraries()
+        libraries("ik_llama.cpp")
     (tmp_path / "libggml.so").touch()
-    assert ENGINES["ik_llama.cpp"].libraries() == [tmp_path / "libggml.so"]
+    assert libraries("ik_llama.cpp") == [tmp_path / "libggml.so"]
     (tmp_path / "src").mkdir()
     for name in ("libggml-cpu.so", "libggml-base.so", "libggml-cpu.so.0"):
         (tmp_path / "src" / name).touch()
-    found = [path.name for path in ENGINES["ik_llama.cpp"].libraries()]
+    found = [path.name for path in libraries("ik_llama.cpp")]
     assert found == ["libggml-base.so", "libggml-cpu.so"]  # those that the others need first
 
 

@@ -45,7 +45,6 @@ WRITE_THEMSELVES = {
 """What the shim's commands go through."""
 NO_OUTPUT = {
     "backends/cuda/tuning/table.py": "the folder of the tiles",
-    "bench/cuda/decoders.py": "a temporary folder",
     "calibration/sensitivity.py": "a temporary folder",
     "calibration/spool.py": "states between two passes, checked by tests/calibration",
     "cli/demo.py": "the demo's model",

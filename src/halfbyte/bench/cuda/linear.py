@@ -34,7 +34,6 @@ from ...backends.cuda.tuning.mma_tiles import FragmentTile, Tile
 from ...backends.cuda.weight import CudaWeight, nbytes, to_device
 from ..records import rates
 from ..weights import random_weight
-from .decoders import time_decoders
 from .peers import PEERS, TritonKernels, TritonKernelsExperts
 from .timing import ROTATE_BYTES, UNFIT, copies, graph_time_us, lane_order, limits, read_kernel, stack_of
 
@@ -209,7 +208,6 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
     p.add_argument("--format", default="int4:g128,uint4:g128,mxfp4,nvfp4,affine4:g64")
     p.add_argument("--tune", action="store_true")
     p.add_argument("--all", action="store_true", help="a line for every tile tried, not the best alone")
-    p.add_argument("--decoders", action="store_true", help="bit operations beside a table")
     p.add_argument("--experts", default="", help="tokens, such as 1,4,16,64,256: time the expert block too")
     p.add_argument("--peers", default=",".join(name for name in PEERS if name != "cublas-fp16"), help="beside cuBLAS")
     p.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"))
@@ -330,8 +328,6 @@ def main(arguments: Sequence[str] | None = None, sink: Callable[[dict[str, Any]]
                             example=results[-1][2],
                             tile=str(results[-1][1]),
                         )
-    if args.decoders:
-        time_decoders(*shapes[0])
     for codec in formats if args.experts else []:
         time_experts(codec, [int(v) for v in args.experts.split(",")], dtype)
 

@@ -1,21 +1,17 @@
-"""ggml's product of a quantized weight on the CPU, llama.cpp's and ik_llama.cpp's: activations are
-rounded to 8 bits in blocks.
+"""ggml's product of a quantized weight, llama.cpp's and ik_llama.cpp's; activations have 8 bits.
 
-Their shared libraries are called directly, so that a build for another instruction set is measured
-by naming its folder in HALFBYTE_LLAMA_CPP or HALFBYTE_IK_LLAMA_CPP. Without the first, llama.cpp's
-is that of the installed llama_cpp package. llama.cpp interleaves the rows of a type where it has
-code for that, as it does when it loads a model; ik_llama.cpp's interleaved types are peers of their
-own (`-R4`, `-R8`), since the others are interleaved in the call from some tokens on.
+The folders HALFBYTE_LLAMA_CPP and HALFBYTE_IK_LLAMA_CPP hold the libraries, of any build; without
+the first, llama.cpp's are llama_cpp's. llama.cpp interleaves rows where it can; ik_llama.cpp's
+interleaved types are peers of their own.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import weakref
-from dataclasses import dataclass
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +22,8 @@ from ....formats.ggml.types import GGMLType, ggml_type
 from ....layouts.gguf.layout import GGUF
 from .base import F32, Calls, Peer, Ready
 
-CHECKED_ROWS = 64
 LARGEST_ERROR = 0.02
-"""Largest root mean square error of the first result, as a share of that result; activations of 8
-bits make 0.004 to 0.008.
-"""
+"""Of the first result, its root mean square error over it; 8-bit activations make 0.008."""
 _P, _SIZE, _I64, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64, ctypes.c_int
 
 
@@ -40,6 +33,8 @@ class _Params(ctypes.Structure):
     _fields_ = (("mem_size", _SIZE), ("mem_buffer", _P), ("no_alloc", ctypes.c_bool))
 
 
+_INTERLEAVED = "_Z35ggml_backend_cpu_repack_buffer_typev"
+"""llama.cpp's kind of buffer whose tensors have interleaved rows."""
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_init": (_P, (_Params,)),
     "ggml_free": (None, (_P,)),
@@ -49,7 +44,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_new_graph": (_P, (_P,)),
     "ggml_build_forward_expand": (None, (_P, _P)),
     "ggml_get_data": (_P, (_P,)),
-    # ik_llama.cpp's takes one more argument than llama.cpp's, which does not read it.
+    # The last argument is ik_llama.cpp's alone.
     "ggml_quantize_chunk": (_SIZE, (_INT, _P, _P, _I64, _I64, _I64, _P, _P)),
     "ggml_backend_cpu_init": (_P, ()),
     "ggml_backend_cpu_set_n_threads": (None, (_P, _INT)),
@@ -59,104 +54,67 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_backend_tensor_set": (None, (_P, _P, _SIZE, _SIZE)),
     "ggml_backend_supports_op": (ctypes.c_bool, (_P, _P)),
     "ggml_backend_graph_compute": (_INT, (_P, _P)),
-    "ggml_backend_cpu_reg": (_P, ()),
-    "ggml_backend_reg_dev_get": (_P, (_P, _SIZE)),
-    "ggml_backend_reg_get_proc_address": (_P, (_P, ctypes.c_char_p)),
+    _INTERLEAVED: (_P, ()),
 }
-_TENSORS_BYTES = 1 << 18
-"""For the descriptions of a context's tensors."""
 
 
-@dataclass(frozen=True)
-class Engine:
-    """Where an engine's libraries are: in the folder that an environment variable names, or in
-    `folder` of an installed package.
-    """
-
-    name: str
-    variable: str
-    package: str = ""
-    folder: str = ""
-
-    def libraries(self) -> list[Path]:
-        """ggml's shared libraries, each after those it needs; BackendError where there are none."""
-        named = os.environ.get(self.variable, "")
-        spec = importlib.util.find_spec(self.package) if self.package and not named else None
-        if named:
-            folder = Path(named)
-        elif spec and spec.origin:
-            folder = Path(spec.origin).parent / self.folder
-        else:
-            also = f"{self.package} is not installed and " if self.package else ""
-            raise BackendError(f"[bench] {also}{self.variable} names no folder with the libggml libraries of {self.name}")
-        parts = [sorted(folder.rglob(f"lib{part}.*")) for part in ("ggml-base", "ggml-cpu")]
-        found = [p[0] for p in parts if p] or sorted(folder.rglob("libggml.*"))[:1]
-        if not found:
-            raise BackendError(f"[bench] {folder} holds no libggml-cpu and no libggml, the libraries of {self.name}")
-        return found
-
-
-ENGINES = {
-    "llama.cpp": Engine("llama.cpp", "HALFBYTE_LLAMA_CPP", "llama_cpp", "lib"),
-    "ik_llama.cpp": Engine("ik_llama.cpp", "HALFBYTE_IK_LLAMA_CPP"),
-}
+def libraries(engine: str) -> list[Path]:
+    """ggml's shared libraries, each after those it needs; BackendError where there are none."""
+    variable = f"HALFBYTE_{engine.replace('.', '_').upper()}"
+    folder = os.environ.get(variable, "")
+    spec = find_spec("llama_cpp") if engine == "llama.cpp" else None
+    if not folder and spec and spec.origin:
+        folder = str(Path(spec.origin).parent / "lib")
+    if not folder:
+        also = "llama_cpp is not installed and " if engine == "llama.cpp" else ""
+        raise BackendError(f"[bench] {also}{variable} names no folder with the libggml libraries of {engine}")
+    parts = [sorted(Path(folder).rglob(f"lib{part}.*")) for part in ("ggml-base", "ggml-cpu")]
+    found = [p[0] for p in parts if p] or sorted(Path(folder).rglob("libggml.*"))[:1]
+    if not found:
+        raise BackendError(f"[bench] {folder} holds no libggml-cpu and no libggml, the libraries of {engine}")
+    return found
 
 
 class Library:
-    """An engine's functions, loaded once in a process; they keep apart from another engine's of the
-    same names.
-    """
+    """An engine's functions."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.name = engine.name
-        self.parts = [ctypes.CDLL(str(path)) for path in engine.libraries()]
+    def __init__(self, engine: str) -> None:
+        self.name = engine
+        parts = [ctypes.CDLL(str(path)) for path in libraries(engine)]
         for name, (result, arguments) in _FUNCTIONS.items():
-            found = next((getattr(part, name) for part in self.parts if hasattr(part, name)), None)
+            found = next((getattr(part, name) for part in parts if hasattr(part, name)), None)
             if found is not None:
                 found.restype, found.argtypes = result, arguments
                 setattr(self, name, found)
         self.backend = self.ggml_backend_cpu_init()
-        self.plain = self.ggml_backend_cpu_buffer_type()
+        plain = self.ggml_backend_cpu_buffer_type()
+        self.buffers = [getattr(self, _INTERLEAVED)(), plain] if hasattr(self, _INTERLEAVED) else [plain]
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"[bench] {self.name}: its libraries have no function {name}")
 
-    def interleaved(self) -> list[Any]:
-        """The kinds of buffers whose tensors are stored in another order."""
-        if not hasattr(self, "ggml_backend_cpu_reg"):
-            return []
-        registry = self.ggml_backend_cpu_reg()
-        address = self.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
-        if not address:
-            return []
-        listed = ctypes.CFUNCTYPE(ctypes.POINTER(_P), _P)(address)(self.ggml_backend_reg_dev_get(registry, 0))
-        out: list[Any] = []
-        while listed and listed[len(out)]:
-            out.append(listed[len(out)])
-        return out
-
 
 @cache
 def library(name: str) -> Library:
-    """The library of an engine."""
-    return Library(ENGINES[name])
+    """Loaded once in a process."""
+    return Library(name)
 
 
 class Memory:
-    """A context of ggml for some graphs, and the buffers of its tensors; freed with this object."""
+    """A context for some graphs and its tensors' buffers, freed with this object."""
 
     def __init__(self, lib: Library, graphs: int = 1) -> None:
         self.lib = lib
-        self.context = lib.ggml_init(_Params(_TENSORS_BYTES + graphs * lib.ggml_graph_overhead(), None, True))
+        self.context = lib.ggml_init(_Params((1 << 18) + graphs * lib.ggml_graph_overhead(), None, True))
         if not self.context:  # ik_llama.cpp has 64 in a process
-            raise BackendError(f"[bench] {lib.name} gives no further context; name fewer --peers of it")
+            raise BackendError(f"[bench] {lib.name}: no context; name fewer --peers")
         weakref.finalize(self, lib.ggml_free, self.context)
 
     def allocate(self, kind: Any) -> None:
-        """Memory of a kind of buffer for the tensors that have none."""
+        """Buffers for the tensors that have none."""
         buffer = self.lib.ggml_backend_alloc_ctx_tensors_from_buft(self.context, kind)
         if not buffer:
-            raise BackendError(f"[bench] {self.lib.name}: no memory for a weight")
+            raise BackendError(f"[bench] {self.lib.name}: no memory")
         weakref.finalize(self, self.lib.ggml_backend_buffer_free, buffer)
 
     def tensor(self, kind: int, k: int, n: int) -> Any:
@@ -185,13 +143,13 @@ class GGML(Peer):
         lib.ggml_backend_cpu_set_n_threads(lib.backend, threads)
         n, k = weights[0].shape
         kept, tensors = self.stored(lib, weights)
-        expected = self.decoded(lib, weights[0][:CHECKED_ROWS])
+        expected = self.decoded(lib, weights[0][:64])
 
         def calls(x: F32) -> Calls:
             memory = Memory(lib, len(tensors))
             inputs = memory.tensor(0, k, len(x))
             results = [lib.ggml_mul_mat(memory.context, tensor, inputs) for tensor in tensors]
-            memory.allocate(lib.plain)
+            memory.allocate(lib.buffers[-1])
             lib.ggml_backend_tensor_set(inputs, x.ctypes.data, 0, x.nbytes)
             graphs = [lib.ggml_new_graph(memory.context) for _ in results]
             runs: Calls = []
@@ -210,23 +168,19 @@ class GGML(Peer):
         n, k = w.shape
         out = np.empty((n, self.type.row_bytes(k)), np.uint8)
         dense = np.ascontiguousarray(w)
-        done = lib.ggml_quantize_chunk(number, dense.ctypes.data, out.ctypes.data, 0, n, k, None, None)
-        if done != out.nbytes:
-            raise BackendError(
-                f"[bench] {self.name}: {done} bytes of {n} x {k} weights, {out.nbytes} are a {self.type.name} weight"
-            )
+        lib.ggml_quantize_chunk(number, dense.ctypes.data, out.ctypes.data, 0, n, k, None, None)
         return out
 
     def stored(self, lib: Library, weights: list[F32]) -> tuple[Memory, list[Any]]:
         """The weights as tensors of the library, interleaved where it multiplies those."""
         n, k = weights[0].shape
-        for kind in [*lib.interleaved(), lib.plain]:
+        for kind in lib.buffers:
             memory = Memory(lib)
             tensors = [memory.tensor(self.number, k, n) for _ in weights]
             memory.allocate(kind)
             trial = Memory(lib)
             product = lib.ggml_mul_mat(trial.context, tensors[0], trial.tensor(0, k, 1))
-            if kind == lib.plain or lib.ggml_backend_supports_op(lib.backend, product):
+            if kind == lib.buffers[-1] or lib.ggml_backend_supports_op(lib.backend, product):
                 break
         for tensor, w in zip(tensors, weights, strict=True):
             blocks = self.quantized(lib, w, self.number)
@@ -239,24 +193,18 @@ class GGML(Peer):
         return np.asarray(GGUF().unpack({"weight": blocks}, {"type": self.type.name}).dequantize("float32"))
 
 
-def compute(lib: Library, graph: Any, y: F32, kept: Any) -> F32:
-    """One product, which the graph's next one overwrites; `kept` is the memory it uses.
-    BackendError where ggml refuses.
-    """
-    status = lib.ggml_backend_graph_compute(lib.backend, graph)
-    if status:
-        raise BackendError(f"[bench] {lib.name} ended a product with status {status}")
+def compute(lib: Library, graph: Any, y: F32, _kept: Any) -> F32:
+    """One product, by memory that `_kept` holds; the graph's next one overwrites it."""
+    if lib.ggml_backend_graph_compute(lib.backend, graph):
+        raise BackendError(f"[bench] {lib.name} refuses a product")
     return y
 
 
 def check_values(name: str, found: F32, wanted: F32) -> None:
     """BackendError for a result that is not the product, 8-bit activations allowed for."""
-    error = float(np.sqrt(np.mean((found.astype(np.float64) - wanted) ** 2) / np.mean(wanted.astype(np.float64) ** 2)))
+    error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
     if not error <= LARGEST_ERROR:
-        raise BackendError(
-            f"[bench] {name}: its result differs from the product by {error:.3g} of it, {LARGEST_ERROR} is allowed; "
-            "leave it out of --peers"
-        )
+        raise BackendError(f"[bench] {name}: its result differs from the product by {error:.3g} of it; leave it out of --peers")
 
 
 _LLAMA = ("Q4_0", "Q4_K", "Q5_0", "Q6_K", "Q8_0", "MXFP4", "NVFP4")

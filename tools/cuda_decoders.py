@@ -1,7 +1,7 @@
 """Four-bit codes decoded by bit operations and by tables in registers, shared, constant and global
 memory, on an NVIDIA GPU.
 
-    python -m halfbyte.bench.cuda.decoders --shape 14336,4096
+    python tools/cuda_decoders.py --shape 14336,4096
 
 The same codes with float32 scales in groups of 32, in plane order: dense to float16, a vector
 product (m = 1) and a small product (m = 16) by the same kernels; then `dequantize` with 2, 4 and 8
@@ -25,18 +25,17 @@ import triton
 import triton.language as tl
 
 import torch
-
-from ...backends.cuda import launch
-from ...backends.cuda.decode import element, scale_f32
-from ...backends.cuda.lookups import PLACES, byte_planes
-from ...backends.cuda.portable.decode_tile import Format, finish
-from ...backends.cuda.portable.dequantize import dequantize_kernel
-from ...backends.cuda.portable.matmul import MatmulTile, matmul_kernel
-from ...backends.cuda.portable.matvec import matvec_kernel
-from ...backends.cuda.weight import CudaWeight, scale_groups, to_device
-from ...numerics.minifloat import element_table
-from ..weights import random_weight
-from .timing import ROTATE_BYTES, copies, graph_time_us
+from halfbyte.backends.cuda import launch
+from halfbyte.backends.cuda.decode import element, scale_f32
+from halfbyte.backends.cuda.lookups import PLACES, byte_planes
+from halfbyte.backends.cuda.portable.decode_tile import Format, finish
+from halfbyte.backends.cuda.portable.dequantize import dequantize_kernel
+from halfbyte.backends.cuda.portable.matmul import MatmulTile, matmul_kernel
+from halfbyte.backends.cuda.portable.matvec import matvec_kernel
+from halfbyte.backends.cuda.weight import CudaWeight, scale_groups, to_device
+from halfbyte.bench.cuda.timing import ROTATE_BYTES, copies, graph_time_us
+from halfbyte.bench.weights import random_weight
+from halfbyte.numerics.minifloat import element_table
 
 DECODERS: dict[str, tuple[int, str]] = {
     "u4 bits, two at a time": (0, "uint"), "u4 bits, one by one": (0, ""),
