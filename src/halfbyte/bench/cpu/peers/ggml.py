@@ -23,7 +23,7 @@ from ....layouts.gguf.layout import GGUF
 from .base import F32, Calls, Peer, Ready
 
 LARGEST_ERROR = 0.02
-"""Of the first result, its root mean square error over it; 8-bit activations make 0.008."""
+"""Relative; 8-bit activations make 0.008."""
 _P, _SIZE, _I64, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64, ctypes.c_int
 
 
@@ -38,7 +38,6 @@ _INTERLEAVED = "_Z35ggml_backend_cpu_repack_buffer_typev"
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_init": (_P, (_Params,)),
     "ggml_free": (None, (_P,)),
-    "ggml_graph_overhead": (_SIZE, ()),
     "ggml_new_tensor_2d": (_P, (_P, _INT, _I64, _I64)),
     "ggml_mul_mat": (_P, (_P, _P, _P)),
     "ggml_new_graph": (_P, (_P,)),
@@ -101,17 +100,17 @@ def library(name: str) -> Library:
 
 
 class Memory:
-    """A context for some graphs and its tensors' buffers, freed with this object."""
+    """A context and its tensors' buffers, freed with this object."""
 
-    def __init__(self, lib: Library, graphs: int = 1) -> None:
+    def __init__(self, lib: Library) -> None:
         self.lib = lib
-        self.context = lib.ggml_init(_Params((1 << 18) + graphs * lib.ggml_graph_overhead(), None, True))
+        self.context = lib.ggml_init(_Params(1 << 23, None, True))
         if not self.context:  # ik_llama.cpp has 64 in a process
             raise BackendError(f"[bench] {lib.name}: no context; name fewer --peers")
         weakref.finalize(self, lib.ggml_free, self.context)
 
     def allocate(self, kind: Any) -> None:
-        """Buffers for the tensors that have none."""
+        """For tensors without a buffer."""
         buffer = self.lib.ggml_backend_alloc_ctx_tensors_from_buft(self.context, kind)
         if not buffer:
             raise BackendError(f"[bench] {self.lib.name}: no memory")
@@ -146,7 +145,7 @@ class GGML(Peer):
         expected = self.decoded(lib, weights[0][:64])
 
         def calls(x: F32) -> Calls:
-            memory = Memory(lib, len(tensors))
+            memory = Memory(lib)
             inputs = memory.tensor(0, k, len(x))
             results = [lib.ggml_mul_mat(memory.context, tensor, inputs) for tensor in tensors]
             memory.allocate(lib.buffers[-1])
@@ -188,7 +187,7 @@ class GGML(Peer):
         return memory, tensors
 
     def decoded(self, lib: Library, w: F32) -> F32:
-        """The values the library's rounding of `w` stands for."""
+        """What its blocks of `w` mean."""
         blocks = self.quantized(lib, w, self.type.id)
         return np.asarray(GGUF().unpack({"weight": blocks}, {"type": self.type.name}).dequantize("float32"))
 
