@@ -72,7 +72,8 @@ def module() -> None:
     others = shutil.ignore_patterns("_native*.so", "__pycache__")
     for name in ("src", "tests", "docs", "native"):
         shutil.copytree(ROOT / name, TREE / name, ignore=others)
-    shutil.copy(ROOT / "pyproject.toml", TREE)
+    for name in ("pyproject.toml", "pytest.ini"):
+        shutil.copy(ROOT / name, TREE)
     [built] = BUILD.glob("_native*.so")
     shutil.copy(built, TREE / "src" / "halfbyte")
     paths = os.pathsep.join(map(str, (HERE / "own", TREE / "src", TREE / "tests", SITE)))

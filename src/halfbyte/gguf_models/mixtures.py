@@ -165,9 +165,7 @@ def _granite_swa(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         raise keys.refuse("whose rotation is stretched by a factor for each frequency")
     rotating = keys.flags("attention.rope_pattern", keys.layers) or [True] * keys.layers
     theta = config["rope_parameters"]["rope_theta"]
-    local = keys.flags("attention.sliding_window_pattern", keys.layers)
-    if local is None:
-        raise keys.error(f"key '{keys.arch}.attention.sliding_window_pattern' is not a flag for each layer; the model needs them")
+    local = keys.local_layers()
     return granite_attention(keys, config) | {
         "layer_types": _attention_kinds(local),
         "layer_rope_theta": [theta if flag else 0.0 for flag in rotating],
@@ -234,9 +232,7 @@ def _mimo2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     """Local layers have twice the heads for keys. The model's window has the token itself beside
     those that the file counts.
     """
-    local = keys.flags("attention.sliding_window_pattern", keys.layers)
-    if local is None:
-        raise keys.error(f"key '{keys.arch}.attention.sliding_window_pattern' is not a flag for each layer; the model needs them")
+    local = keys.local_layers()
     heads, size = keys.size("attention.head_count"), keys.size("attention.key_length")
     kv = keys.sizes("attention.head_count_kv", keys.layers)
     whole = min(n if not flag else n // 2 for n, flag in zip(kv, local, strict=True))

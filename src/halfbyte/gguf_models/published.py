@@ -17,6 +17,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .rotation import attention_factor
+
 Config = Mapping[str, Any]
 PUBLISHED_VALUES = ("architectures", "layer_types")
 """Fields whose values too are other ones in transformers."""
@@ -176,7 +178,7 @@ def _mimo(config: Config) -> dict[str, Any]:
 
 def _phi3_rotation(config: Config) -> dict[str, Any] | None:
     """LongRoPE under its published name. vLLM takes the factor of its cosines and sines from the
-    lengths, √(1 + ln(longest / original) / ln original), unless two numbers say another.
+    lengths (`attention_factor`) unless two numbers say another.
     """
     if not config.get("rope_scaling"):
         return None
@@ -184,8 +186,7 @@ def _phi3_rotation(config: Config) -> dict[str, Any] | None:
     factor, original = scaled.get("attention_factor"), scaled.get("original_max_position_embeddings", 0)
     if factor is None or not original > 1:
         return scaled
-    longer = config["max_position_embeddings"] / original
-    taken = (1 + math.log(longer) / math.log(original)) ** 0.5 if longer > 1 else 1.0
+    taken = attention_factor({"original_max_position_embeddings": original}, config["max_position_embeddings"] / original)
     return scaled if math.isclose(factor, taken, rel_tol=1e-6) else scaled | {"short_mscale": factor, "long_mscale": factor}
 
 

@@ -9,6 +9,7 @@ heads of a delta network with the key head varying fastest.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -549,18 +550,7 @@ RECURRENT: dict[str, Architecture] = {
         fields=(Field("shortconv.l_cache", "conv_L_cache"),),
         extra=_lfm2_moe,
     ),
-    "mamba": Architecture(
-        "mamba",
-        _mamba("mixer") | {"attn_norm": "norm"},
-        top=_MAMBA_TOP,
-        layers="backbone.layers",
-        heads=False,
-        varying=True,
-        eps=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
-        changes=MAMBA_CHANGES,
-        fields=_SSM,
-        extra=_mamba_sizes,
-    ),
+    "mamba": replace(FALCON_MAMBA, model_type="mamba", extra=_mamba_sizes),
     "mamba2": Architecture(
         "mamba2",
         _mamba2("mixer") | {"attn_norm": "norm"},
