@@ -69,3 +69,15 @@ def test_the_language_model_has_the_prefix_of_most_layers_wherever_it_is_listed(
     assert prefix_of(names) == prefix_of(names[::-1]) == "model."
     assert prefix_of(["layers.0.mlp.up_proj"]) == ""
     assert prefix_of(["model.norm", "vision_tower.layers.0.mlp.up_proj"]) is None
+
+
+def test_each_expert_may_have_any_of_the_names_in_use():
+    config = {"model_type": "mixtral", "num_hidden_layers": 1, "num_local_experts": 2, "hidden_size": 64}
+    needs = required(config, "model.", 100)
+    assert not isinstance(needs, str)
+    [down] = [need for need in needs if need.name == "model.layers.0.mlp.experts.0.down_proj"]
+    assert {names for names in down.names if len(names) == 2} == {
+        tuple(f"model.layers.0.{module}.{expert}.{word}" for expert in range(2))
+        for module in ("mlp.experts", "block_sparse_moe.experts")
+        for word in ("down_proj", "w2")
+    }

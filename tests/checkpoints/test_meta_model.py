@@ -124,3 +124,7 @@ def test_a_configuration_that_fails_its_own_checks_is_no_foreign_error(tmp_path,
     monkeypatch.setattr(AutoConfig, "for_model", refuse)
     with hb.open(made) as checkpoint:
         assert "does not know it: Field 'architectures'" in checkpoint.ledger().modules
+
+
+def test_a_model_may_have_16384_modules_and_16_more_for_each_tensor():
+    assert [meta_model.most_modules(tensors) for tensors in (0, 1, 1000)] == [16_384, 16_400, 32_384]

@@ -86,3 +86,13 @@ def test_the_multipliers_are_within_mlxs_weights(tmp_path):
     assert to_mlx(MULTIPLIED, key, array.reshape(8, 1, 4)).shape == (8, 1, 4)
     ones = MULTIPLIED | {"embedding_multiplier": 1.0, "ssm_multipliers": [1.0, 1.0]}
     assert to_mlx(ones, key, array.reshape(8, 1, 4)).shape == (8, 4, 1)
+
+
+def test_a_tensor_is_there_under_mlxs_name_and_under_the_usual_one(tmp_path):
+    mlx, usual = (f"model.layers.0.feed_forward.{word}.weight" for word in ("gate_proj", "w1"))
+    given = {"model.layers.0.conv.conv.weight": np.ones((8, 3, 1), np.float32), mlx: np.ones((8, 8), np.float32)}
+    with hb.open(folder(tmp_path / "mlx", {"model_type": "lfm2_moe"}, given)) as checkpoint:
+        seen = from_mlx(checkpoint)
+        assert usual in seen.keys()  # noqa: SIM118 a checkpoint's keys, not `in` itself
+        assert [key in seen for key in (mlx, usual, "model.layers.1.feed_forward.w1.weight")] == [True, True, False]
+        assert np.array_equal(seen[mlx], seen[usual])

@@ -475,3 +475,17 @@ def test_types_of_whole_bytes_are_onnxs(tmp_path):
     model = Model(graph.save(tmp_path / "m.onnx"))
     for tensor in graph.tensors:
         assert model.array(tensor.name).tobytes() == onnx.numpy_helper.to_array(tensor).tobytes()
+
+
+@pytest.mark.parametrize("start", range(9))
+def test_values_are_a_view_where_their_bytes_are_aligned(start, tmp_path, monkeypatch):
+    tensor = Model(small(tmp_path)).tensors["b"]
+    wanted = tensor.array({})
+    memory = np.zeros(wanted.nbytes + 16, np.uint8)
+    raw = memory[start : start + wanted.nbytes]
+    raw[:] = wanted.view(np.uint8)
+    monkeypatch.setattr(tensor, "raw", lambda files: raw)
+    found = tensor.array({})
+    assert np.array_equal(found, wanted)
+    assert np.shares_memory(found, raw) == (raw.ctypes.data % 4 == 0)
+    assert not found.flags.writeable

@@ -69,6 +69,17 @@ def test_slices_come_back_identical(word: str, tmp_path: Path):
     assert np.array_equal(back.dequantize(), q.dequantize(), equal_nan=True)
 
 
+def test_a_slice_of_blocks_says_which_rows_it_has(tmp_path: Path):
+    q = random_tensor(format_named("fp8_e4m3", 16, rows=2), (12, 32), seed=3)[4:]
+    path = tmp_path / "x.safetensors"
+    hb.save(path, {"w": q})
+    assert hb.load(path)["w"] == q
+    assert hb.load(path)["w"].window == (4, 12)
+    hb.save(path, {"w": hb.QTensor(q.format, q.shape, q.parts, window=(4, 11))})
+    with pytest.raises(CheckpointError, match=r"window \[4, 11\]; wanted the first of 8 rows"):
+        hb.load(path)["w"].dequantize()
+
+
 def test_a_checkpoint_is_saved_one_tensor_at_a_time(tmp_path: Path):
     source = write(tmp_path / "in.safetensors", under("a", mlx_weight()) | {"norm": np.ones(3, np.float16)})
     checkpoint = hb.open(source, config={"bits": 4, "group_size": 32})
@@ -200,6 +211,14 @@ def test_case_39_a_write_that_fails_leaves_no_file_and_keeps_the_old_one(tmp_pat
         interrupted()
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+@pytest.mark.parametrize("length", [0, 1, 31, 63])
+def test_data_begin_at_a_multiple_of_64_bytes(length: int, tmp_path: Path):
+    with SafetensorsWriter(tmp_path / "x.safetensors", {"note": "a" * length}, expected=1) as out:
+        out.add("w", np.ones(3, np.uint8))
+    header = int.from_bytes((tmp_path / "x.safetensors").read_bytes()[:8], "little")
+    assert (8 + header) % 64 == 0
 
 
 def test_names_that_cannot_stand_in_a_header_are_refused(tmp_path: Path):

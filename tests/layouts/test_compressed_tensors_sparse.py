@@ -159,10 +159,10 @@ def test_marlin_codes_are_the_quantized_integers(name: str):
     assert {s: t.shape for s, t in MARLIN.pack(q, {}).items()} == {s: t.shape for s, t in tensors.items()}
 
 
-@pytest.mark.parametrize(("n", "k"), [(64, 32), (128, 992), (64, 1024), (192, 2048)])
+@pytest.mark.parametrize(("n", "k"), [(64, 32), (128, 992), (64, 1024), (192, 2048), (4032, 32)])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_marlin_weights_of_every_width_come_back(bits: int, n: int, k: int):
-    """Two values of four, any number of steps of 32 inputs."""
+    """Two values of four, any number of steps of 32 inputs and of strips of 64 outputs."""
     rng = np.random.default_rng(k)
     codes = rng.integers(0, 1 << bits, (n, k // 4, 4)).astype(np.uint8)
     np.put_along_axis(codes, rng.permuted(np.tile(np.arange(4), (n, k // 4, 1)), axis=-1)[..., :2], 1 << (bits - 1), axis=-1)

@@ -274,7 +274,7 @@ def test_each_nibble_is_a_code_of_its_place(order: str, word: str, n: int, k: in
         zeros = np.arange(n, dtype=np.uint8)[:, None] * np.ones(q.parts["zeros"].shape, np.uint8) % 16
         q = QTensor(q.format, q.shape, q.parts | {"zeros": zeros.astype(np.int16)})
         lines = np.zeros((zeros.shape[1], -(-n // 8), 8), np.uint32)
-        lines.reshape(zeros.shape[1], -1)[:, :n] = zeros.T
+        lines.reshape(len(lines), 8 * lines.shape[1])[:, :n] = zeros.T
         stored = sum(lines[..., place[i]] << np.uint32(4 * i) for i in range(8)).astype(np.uint32).view(np.int32)
         tensors["weight_zero_point"] = stored if group != -1 else stored.reshape(-1)
     back = QUARK.unpack(tensors, config)

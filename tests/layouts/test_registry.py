@@ -138,6 +138,12 @@ def test_a_stack_of_no_experts_is_still_a_stack():
         assert back.shape == (0, 4, 64)
 
 
+def test_vllms_experts_have_any_number_of_outputs_and_whole_bytes_of_inputs():
+    layout, fmt = LAYOUTS["vllm-experts"], format_named("mxfp4")
+    assert layout.misfit(fmt, (2, 3, 64)) == ""
+    assert layout.misfit(fmt, (3, 4, 63)) == "this layout holds stacks (e, n, k) in mxfp4:g32, k even"
+
+
 FIRST_4, UNSIGNED_TOO = (4, 8, 2, 3, 5, 6, 7), ("int", "uint")
 TARGETS: dict[str, tuple[str, ...]] = {
     "gptq": tuple(f"{sign}{b}" for b in FIRST_4 for sign in UNSIGNED_TOO),

@@ -214,6 +214,12 @@ def test_patterns_that_are_not_read_say_why(pattern, says):
         compiled(pattern)
 
 
+def test_groups_are_read_to_a_depth_of_64():
+    assert compiled("(" * 64 + "a" + ")" * 64).match("a")
+    with pytest.raises(CheckpointError, match="has groups more than 64 deep; read up to that"):
+        compiled("(" * 65 + "a" + ")" * 65)
+
+
 @pytest.mark.parametrize(
     ("pattern", "covers"),
     [

@@ -94,3 +94,9 @@ def test_an_unknown_origin_is_refused():
     q = QTensor(q.format, q.shape, q.parts, origin="nobody")
     with pytest.raises(FormatError, match=r"no producer arithmetic for 'nobody'; known: autoawq, autogptq, "):
         decode_as(q, "float32")
+
+
+def test_a_stack_is_decoded_matrix_by_matrix():
+    stack = quantize(np.random.default_rng(3).standard_normal((3, 2, 64)).astype(np.float32), "uint4:g32")
+    each = [QTensor(stack.format, (2, 64), {name: part[i] for name, part in stack.parts.items()}) for i in range(3)]
+    np.testing.assert_array_equal(decode_gptqmodel(stack, "float16"), [decode_gptqmodel(one, "float16") for one in each])

@@ -202,7 +202,7 @@ def _experts(at: str, name: str, count: int) -> Requirement:
     modules = ("mlp.experts", "block_sparse_moe.experts")
     stacks = [f"{at}{module}.{word}" for module in (*modules, "mlp.switch_mlp", "block_sparse_moe.switch_mlp") for word in words]
     each = [tuple(f"{at}{module}.{e}.{word}" for e in range(count)) for module in modules for word in words]
-    return Requirement((each[0], *each[1:], *((s,) for s in stacks)))
+    return Requirement((*each, *((s,) for s in stacks)))
 
 
 def _expert_bias(at: str, name: str, count: int, size: int | None, tensors: int) -> Requirement:

@@ -102,7 +102,7 @@ def _open(path: str | os.PathLike[str], config: Mapping[str, Any] | None) -> Che
         raise CheckpointError(f"[open] {path} is part of an unfinished result; run the same command again, which resumes it")
     try:
         with open_regular(path) as f:
-            first = f.read(32)
+            first = f.read(len(LFS_POINTER))
     except OSError as error:
         raise CheckpointError(f"[open] {path}: cannot be read: {error.strerror or error}") from error
     if first.startswith(LFS_POINTER):

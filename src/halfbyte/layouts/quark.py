@@ -85,7 +85,7 @@ class QuarkConfig(ConfigReader):
         self._exclude = self._names("exclude")
         self._global = self._weight(self._object("global_quant_config"), "global_quant_config")
         self._layers = {
-            name: self._weight(entry, f"layer_quant_config {name!r}") or False
+            name: self._weight(entry, f"layer_quant_config {name!r}") or {}
             for name, entry in self._object("layer_quant_config").items()
         }
         types = self._object("layer_type_quant_config")
@@ -157,7 +157,7 @@ class QuarkConfig(ConfigReader):
             return None
         own = first_entry(self._layers, module, glob_matches)
         own = self._global if own is None else own
-        return dict(own) if isinstance(own, dict) else None
+        return dict(own) if own else None
 
 
 class Quark(Layout):

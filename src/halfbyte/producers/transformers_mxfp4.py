@@ -25,7 +25,7 @@ subnormal, and exact.
 
 def decode(q: EncodedTensor, dtype: Any) -> NDArray[Any]:
     """What convert_moe_packed_tensors(dtype=dtype) returns, not transposed."""
-    twice = (element_table("e2m1", 4) * 2).astype(np.float32)
+    twice = (element_table(q.format.element, q.format.bits) * 2).astype(np.float32)
     with np.errstate(all="ignore"):
         value = twice[codes(q)] * scale_expander(q)(_HALF_SCALE[q.parts["scales"]])
         return value.astype(dtype_named(dtype))

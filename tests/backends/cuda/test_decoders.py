@@ -4,6 +4,8 @@ word, and gives the format's exact values.
 
 from __future__ import annotations
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -287,3 +289,11 @@ def term(value, name, down, bits, arithmetic, addend, dtype):
 def test_codes_with_zero_points_other_than_uint_are_refused():
     with pytest.raises(ValueError, match=r"\[cuda\] int codes with zero points have no decoder; allowed: uint"):
         d.pair_assembly(4, "int", d.HALF, d.ZERO_POINTS, False, True)
+
+
+@pytest.mark.parametrize("key", d.BYTES, ids=str)
+def test_rows_of_bytes_name_every_register_that_they_declare(key):
+    row = d.BYTES[key]
+    named = {int(number) for number in re.findall(r"\$(\d+)", row.code)}
+    assert sorted(named) == list(range(len(row.registers.split(","))))
+    assert row.registers.startswith("=&r,=&r,r")

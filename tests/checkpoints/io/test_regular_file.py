@@ -49,6 +49,12 @@ def test_any_range_is_read_in_memory_of_its_own(reader, monkeypatch):
     reader.prefetch(0, 0), reader.prefetch(5, 100)
 
 
+def test_any_range_is_read_on_a_system_without_preadv(reader, monkeypatch):
+    monkeypatch.delattr(os, "preadv")
+    for start, count in ((0, 1024), (3, 0), (1023, 1), (200, 300)):
+        assert reader.read(start, count).tobytes() == BYTES[start : start + count]
+
+
 @pytest.mark.parametrize(("start", "count"), [(0, 1025), (1024, 1), (2000, 5)])
 def test_a_range_beyond_the_end_is_an_error(reader, start, count):
     with pytest.raises(CheckpointError, match=r"m\.gguf: the file was truncated while it was read; open it again"):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
 
+import halfbyte as hb
 from halfbyte.checkpoints.safetensors.checkpoint import _matrix, _vocabulary
+from support.safetensors_bytes import write
 
 
 @pytest.mark.parametrize(
@@ -23,3 +28,12 @@ def test_a_matrix_of_transformers_states_a_shape_unless_it_is_stored_as_gpt2_doe
 def test_a_vocabulary_may_be_padded_with_rows(name, n, shape):
     padded = bool(n) and len(shape) == 2 and shape[0] > n and name != "model.q_proj"
     assert _vocabulary((n, 8), name, shape) == (shape[0] if padded else n, 8)
+
+
+def test_mlx_lms_adapters_hold_more_than_pairs_of_matrices(tmp_path):
+    """DoRA has a vector of magnitudes beside them."""
+    module, ones = "model.layers.0.mlp.up_proj", np.ones((8, 8), np.float32)
+    write(tmp_path / "adapters.safetensors", {f"{module}.lora_a": ones, f"{module}.lora_b": ones, f"{module}.m": ones[0]})
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"fine_tune_type": "dora", "model": "org/base"}))
+    with hb.open(tmp_path) as checkpoint:
+        assert f"mlx-lm runs it beside its model with --adapter-path {tmp_path}" in checkpoint.adapter

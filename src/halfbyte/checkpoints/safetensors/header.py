@@ -129,7 +129,7 @@ def parse_header(data: bytes, data_size: int, where: str) -> FileHeader:
     entries: dict[str, Entry] = {}
     metadata: dict[str, str] | None = None
     position = _opening(data, where)
-    closed = position > 0 and data[position - 1 : position] == b"}"
+    closed = data[position - 1 : position] == b"}"
     while not closed:
         match = _ENTRY.match(data, position)
         kind = None

@@ -82,7 +82,7 @@ class GGMLFP4(Family):
         for index in np.ndindex(factors.shape):
             factors[index] = factor = _factor(x[index])
             pieces.append(in_chunks(x[index], fmt, 64, partial(_encode, factor=factor, rule=rule)))
-        parts = {p: np.stack([piece[p] for piece in pieces]).reshape(*x.shape[:-1], -1) for p in pieces[0]}
+        parts = {p: np.stack([piece[p] for piece in pieces]).reshape(*x.shape[:-1], -1) for p in ("codes", "scales")}
         return {**parts, "global_scale": factors}
 
 
