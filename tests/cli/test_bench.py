@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 
 import numpy as np
 import pytest
@@ -160,14 +161,23 @@ def test_few_tokens_are_held_against_the_read_limit_and_more_against_the_arithme
 PEERS = all_peers()
 
 
-def installed_for_tests(name):
-    """OpenVINO is no part of the test environment: 60 MB for a peer that `make test-ecosystem`
-    looks at.
+ELSEWHERE = {"openvino": "applications", "llama.cpp": "llama-cpp-python"}
+"""Peers that are no part of the test environment, and the environment of `make test-ecosystem` that
+has them.
+"""
+
+
+def peers_for_tests():
+    """Each peer under its environment; ik_llama.cpp's, of which there is no package, only where a
+    variable names its libraries.
     """
-    return pytest.param(name, marks=pytest.mark.ecosystem("applications")) if name.startswith("openvino") else name
+    for name in PEERS:
+        engine = name.partition("-")[0]
+        if engine != "ik_llama.cpp" or "HALFBYTE_IK_LLAMA_CPP" in os.environ:
+            yield pytest.param(name, marks=pytest.mark.ecosystem(ELSEWHERE[engine]) if engine in ELSEWHERE else ())
 
 
-@pytest.mark.parametrize("name", [installed_for_tests(name) for name in PEERS])
+@pytest.mark.parametrize("name", list(peers_for_tests()))
 def test_peers_multiply_right(name):
     """On a weight that lies on a symmetric 4-bit grid: others have a grid of their own, and its
     error.

@@ -65,7 +65,7 @@ def test_tensor_maps_and_records_are_what_triton_makes_of_them():
     maps = relaunch.TensorMap(x[:33], (16, 64)), relaunch.TensorMap(w, (8, 4, 32))
     kernel[5, 1, 1](*[m.descriptor() for m in maps], relaunch.addresses(record), 9)
     again((5, 1, 1), (*maps, record), (9,))
-    kept = relaunch.KeptMaps(maps[1])
+    kept = relaunch.KeptMaps(maps[1:])
     again((5, 1, 1), (maps[0], kept, record), (9,))
     encoded = kept.encoded
     again((5, 1, 1), (maps[0], kept, record), (9,))
@@ -105,7 +105,7 @@ def test_where_a_profiler_listens_or_the_launcher_is_another_triton_launches(mon
     assert calls == [(maps[0].descriptor(), maps[1].descriptor(), record, 9)]
     knobs.runtime.launch_enter_hook.add(listener)
     try:
-        again((1, 1, 1), (maps[0], relaunch.KeptMaps(maps[1]), record), (9,))
+        again((1, 1, 1), (maps[0], relaunch.KeptMaps(maps[1:]), record), (9,))
     finally:
         knobs.runtime.launch_enter_hook.remove(listener)
     assert calls.pop() == calls[0]

@@ -81,14 +81,10 @@ def addresses(value: Any) -> Any:
     return tuple([v if v is None else v.data_ptr() if type(v) is torch.Tensor else addresses(v) for v in value])
 
 
-class KeptMaps:
+class KeptMaps(tuple[TensorMap, ...]):
     """Maps of tensors that do not change; what the C function takes for them is made once."""
 
-    __slots__ = ("encoded", "maps")
-
-    def __init__(self, *maps: TensorMap) -> None:
-        self.maps = maps
-        self.encoded: tuple[Any, ...] = ()
+    encoded: tuple[Any, ...] = ()
 
 
 def _hooked() -> bool:
@@ -138,7 +134,7 @@ class Relaunch:
             if type(a) is TensorMap:
                 values += a.encode(next(kinds))
             elif type(a) is KeptMaps:
-                a.encoded = a.encoded or tuple(chain.from_iterable(one.encode(next(kinds)) for one in a.maps))
+                a.encoded = a.encoded or tuple(chain.from_iterable(one.encode(next(kinds)) for one in a))
                 values += a.encoded
             else:
                 values.append(addresses(a))
@@ -164,7 +160,7 @@ def _described(first: tuple[Any, ...]) -> Iterator[Any]:
     """Arguments of Triton's own call: maps as its descriptions."""
     for a in first:
         if type(a) is KeptMaps:
-            yield from (one.descriptor() for one in a.maps)
+            yield from (one.descriptor() for one in a)
         else:
             yield a.descriptor() if type(a) is TensorMap else a
 

@@ -378,7 +378,7 @@ def _on_wgmma(x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, mode: s
             kernel.again((programs, 1, 1), (y_map, x_map, kernel.maps, pointers), (*rest, kernel.config))
             return y
         compiled = rounded_wgmma_kernel[(programs,)](
-            *(map.descriptor() for map in (y_map, x_map, *kernel.maps.maps)),
+            *(map.descriptor() for map in (y_map, x_map, *kernel.maps)),
             pointers,
             *rest,
             config=kernel.config,
@@ -438,7 +438,7 @@ def _product(
         pdl=gpu.supports_pdl(w.device),
     )
     folded = Folded(float(fold_shift(w.top)), 2.0 ** (w.top - 128)) if fold else Folded(0.0, 1.0)
-    return CachedProduct(KeptMaps(words_map, scales_map), config, folded)
+    return CachedProduct(KeptMaps((words_map, scales_map)), config, folded)
 
 
 def fold_shift(top: int) -> int:

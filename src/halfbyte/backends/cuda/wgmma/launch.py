@@ -108,7 +108,7 @@ def _kernel(
         TensorMap(p.reshape(tiles, b * w.tiled, 32), (each if b == 1 else bn // 16, b, 32))
         for p, b in zip(planes, widths, strict=True)
     ]
-    maps = KeptMaps(
+    maps = (
         words[0], words[-1], terms(w.scales, width), terms(w.addend, addend_words), terms(w.super_scales, 16),
         terms(w.super_mins, 16),
     )  # fmt: skip
@@ -178,7 +178,7 @@ def _kernel(
         ahead=not e8m0 if tile.ahead == 2 else bool(tile.ahead),
         pdl=gpu.supports_pdl(w.device),
     )
-    return CachedKernel(maps, w.tiled, Factors(float(shift), unit, float(f.divisor)), config)
+    return CachedKernel(KeptMaps(maps), w.tiled, Factors(float(shift), unit, float(f.divisor)), config)
 
 
 def launch(
@@ -212,7 +212,7 @@ def launch(
             kernel.again((split.programs, 1, 1), (y_map, x_map, kernel.maps, pointers), (numbers, kernel.config))
             return
         compiled = wgmma_kernel[(split.programs,)](
-            *(map.descriptor() for map in (y_map, x_map, *kernel.maps.maps)),
+            *(map.descriptor() for map in (y_map, x_map, *kernel.maps)),
             pointers,
             numbers,
             config=kernel.config,

@@ -81,23 +81,16 @@ def family_of(w: CudaWeight) -> str:
     return element_family(w).replace("biased", "affine")
 
 
-_OfSteps = tuple[int, int, int, str, int, str]
-
-
 def steps_for(m: int, w: CudaWeight, half: bool) -> tuple[Step, ...]:
     """The launches for m tokens: measured on this card for this very call (`halfbyte tune`), else
     what the cost model finds.
     """
-    known: _OfSteps | None = w.launches.get("steps")
-    if known is None:
-        (n, k), device = w.shape[-2:], w.device
-        known = n, k, w.tiled, family_of(w), gpu.multiprocessors(device), gpu.card_name(device)
-        w.launches["steps"] = known
-    return _steps(m, half, *known)
+    n, k = w.shape[-2:]
+    return _steps(m, n, k, w.tiled, family_of(w), half, gpu.multiprocessors(w.device), gpu.card_name(w.device))
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _steps(m: int, half: bool, n: int, k: int, units: int, family: str, most: int, card: str) -> tuple[Step, ...]:
+def _steps(m: int, n: int, k: int, units: int, family: str, half: bool, most: int, card: str) -> tuple[Step, ...]:
     """`steps_for`, by what it depends on of a weight and a GPU."""
     measured = exact(card, "fused", "4-bit", n, k, m)
     if measured:
