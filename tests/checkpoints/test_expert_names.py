@@ -35,6 +35,8 @@ PATH = "model.layers.0.mlp.experts"
         (f"{PATH}.gate_up_proj", (PATH, "gate_up_proj", None, "")),
         (f"{PATH}.gate_up_proj_bias", (PATH, "gate_up_proj", None, "bias")),
         ("model.layers.0.mlp.switch_mlp.up_proj.weight", (PATH, "up_proj", None, "weight")),
+        ("model.layers.0.mlp.switch_mlp.fc1", (PATH, "up_proj", None, "")),
+        ("model.layers.0.mlp.switch_mlp.fc2.weight", (PATH, "down_proj", None, "weight")),
         (f"{PATH}.w13_weight", (PATH, "gate_up_proj", None, "weight")),
         (f"{PATH}.w2", (PATH, "down_proj", None, "")),
         (f"{PATH}.w2_bias", (PATH, "down_proj", None, "bias")),
@@ -50,7 +52,7 @@ def test_names_are_read(name, want):
 @pytest.mark.parametrize(
     "name",
     ["model.layers.0.mlp.gate_proj", f"{PATH}.router", f"{PATH}.3.gate_proj_bias", f"{PATH}.w1", f"{PATH}.3", f"{PATH}.q_proj",
-     "blk.0.ffn_gate_exps", f"{PATH}.3.w4", "mlp.shared_experts.gate_proj"],
+     "blk.0.ffn_gate_exps", f"{PATH}.3.w4", "mlp.shared_experts.gate_proj", f"{PATH}.fc1.weight", f"{PATH}.fc2"],
 )  # fmt: skip
 def test_other_names_are_none_of_experts(name):
     assert expert_names.parse(name) is None

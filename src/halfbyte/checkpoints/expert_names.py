@@ -22,7 +22,9 @@ PROJECTIONS = {
 }  # fmt: skip
 """Word in a name -> the projection, by the name that transformers has for it."""
 _UNGATED = {"fc1": "up_proj", "fc2": "down_proj"}
-"""The same, of MLX's stacks without gate."""
+"""The same, of MLX's stacks without gate, `switch_mlp`. Aria's `experts.fc1` is gate and up, inputs
+first.
+"""
 _NAME = re.compile(
     r"(?P<parent>.+)\.(?P<stack>experts\.switch_glu|experts|switch_mlp)"
     rf"(?:\.(?P<expert>\d+)\.(?P<one>{'|'.join(PROJECTIONS)})|\.(?P<all>\w+?_proj|w13|w2|fc1|fc2))"
@@ -66,7 +68,8 @@ def parse(name: str) -> ExpertName | None:
     if match is None:
         return None
     word, leaf = match["one"] or match["all"], match["leaf"] or ""
-    projection = PROJECTIONS.get(word) or _UNGATED.get(word)
+    words = PROJECTIONS | _UNGATED if match["stack"] == "switch_mlp" else PROJECTIONS
+    projection = words.get(word)
     if projection is None or (match["expert"] and leaf.startswith("_")):
         return None
     expert = int(match["expert"]) if match["expert"] else None

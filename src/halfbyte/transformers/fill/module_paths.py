@@ -9,9 +9,10 @@
                                              -> Slot("...self_attn.q_proj", "weight",
                                              divided=("...self_attn.k_proj", "...self_attn.v_proj"))
 
-A name is tried unchanged, then under transformers' own renamings for the model, then with the
-prefixes that exporters add or drop, then under the conversions of transformers that divide or join
-rows. The first name that the model has is used; names are never matched approximately.
+A name is tried unchanged, then under transformers' own renamings for the model, then under the one
+that mlx-lm's stands for, each with the prefixes that exporters add or drop, then under the
+conversions of transformers that divide or join rows. The first name that the model has is used;
+names are never matched approximately.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from torch import nn
 
 from ...checkpoints import expert_names
+from ...checkpoints.mlx_names import usual_name
 from ...gguf_models.architecture import DBRX_EXPERTS
 from ...layouts.quant_config.module_rules import FUSED, aliases
 
@@ -51,6 +53,7 @@ class SlotResolver:
     """Resolves keys for one empty model."""
 
     def __init__(self, model: Any) -> None:
+        self.model_type = str(model.config.model_type)
         self.modules = dict(model.named_modules())
         self.renamings, self.divisions, self.joins = _rules(model)
 
@@ -60,7 +63,7 @@ class SlotResolver:
         renamed = name
         for rule in self.renamings:
             renamed = rule.rename_source_key(renamed)[0]
-        for start in dict.fromkeys((name, renamed)):
+        for start in dict.fromkeys((name, renamed, usual_name(self.model_type, name))):
             for alias in aliases(start):
                 if slot := self._slot(alias):
                     return slot
