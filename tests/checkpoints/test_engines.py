@@ -973,3 +973,16 @@ def test_what_vllm_reads_by_the_plug_in_alone_is_refused_with_the_way(kind, engi
         said = predictions(checkpoint, engine)[0]
     assert (checkpoint.format, said.verdict) == (kind, "refused")
     assert said.reason.endswith("--quantization halfbyte") == engine.startswith("vllm")
+
+
+@pytest.mark.parametrize("where", ["", "text_config"])
+@pytest.mark.parametrize("kind", [["llama"], {"a": 1}, 3, None])
+@pytest.mark.parametrize("format_", ["mlx", "halfbyte"])
+def test_a_model_type_that_is_no_string_is_of_no_model_that_a_rule_names(format_, kind, where, tmp_path):
+    write_tiny(tmp_path, "llama", format_)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    other = {**config, "model_type": kind}
+    path.write_text(json.dumps({**config, where: other} if where else other), encoding="utf-8")
+    with hb.open(tmp_path) as checkpoint:
+        assert {p.engine.split("==")[0] for p in predictions(checkpoint, "all")} == set(ENGINES)

@@ -405,7 +405,7 @@ def _no_theta(f: Facts) -> bool:
 def _scaled_rotation(f: Facts) -> bool:
     config = f.checkpoint.config
     rope = config.get("rope_parameters")
-    if config.get("model_type") not in MLX_THETA or not isinstance(rope, dict) or config.get("rope_scaling"):
+    if str(config.get("model_type")) not in MLX_THETA or not isinstance(rope, dict) or config.get("rope_scaling"):
         return False
     parts = [p for p in (rope, *rope.values()) if isinstance(p, dict)]
     return any(p.get("rope_type", "default") != "default" for p in parts)
@@ -594,7 +594,7 @@ VLLM_YARN = frozenset({"factor", "original_max_position_embeddings", "beta_fast"
 
 
 def _dense_stacks(f: Facts) -> bool:
-    types = {f.checkpoint.config.get("model_type"), text_config(f.checkpoint.config).get("model_type")}
+    types = {str(c.get("model_type")) for c in (f.checkpoint.config, text_config(f.checkpoint.config))}
     return not types & MLX_STACKS and any(
         not i.quantized and i.key.endswith((".experts.gate_up_proj", ".experts.down_proj")) for i in f.checkpoint.infos()
     )

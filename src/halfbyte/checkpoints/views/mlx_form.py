@@ -40,7 +40,7 @@ def to_mlx(config: Mapping[str, Any], key: str, array: NDArray[Any]) -> NDArray[
     """A dense tensor of a model as mlx-lm's folders have it. The multipliers of a Falcon-H1 cannot
     go into packed weights: with others than 1 its tensors stay as they are.
     """
-    kind = text_config(config).get("model_type")
+    kind = str(text_config(config).get("model_type"))
     if kind not in _TYPES or any(np.any(np.asarray(value) != 1) for value in _multipliers(config).values()):
         return array
     if _CONVOLUTION.search(key) and array.ndim == 3 and array.shape[1] == 1:
@@ -53,7 +53,7 @@ def from_mlx(checkpoint: Checkpoint) -> Checkpoint:
     """`checkpoint`, or a view in which the convolutions of mlx-lm's form, and the norms beside
     them, have that of transformers.
     """
-    if text_config(checkpoint.config).get("model_type") not in _TYPES:
+    if str(text_config(checkpoint.config).get("model_type")) not in _TYPES:
         return checkpoint
     convolutions = [i.key for i in checkpoint.infos() if _CONVOLUTION.search(i.key) and _taps_first(i)]
     return MLXForm(checkpoint, frozenset(convolutions)) if convolutions else checkpoint
