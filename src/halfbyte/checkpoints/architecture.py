@@ -12,6 +12,7 @@ A family is a row of `FAMILIES` (config.json's `model_type`) or `GGUF_FAMILIES`
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
@@ -106,6 +107,19 @@ GGUF_FAMILIES: dict[str, tuple[str, ...]] = {
 """`general.architecture` -> tensors of a block besides attention, feed-forward block and their two
 norms.
 """
+
+
+def longrope_factor(longest: float, original: float) -> float:
+    """What a `longrope` rotation multiplies queries and keys by where the configuration states
+    nothing else: √(1 + ln(longest / original) / ln original), of a context of `original` tokens
+    that was stretched to `longest`.
+    """
+    return math.sqrt(1 + math.log(longest / original) / math.log(original)) if longest > original > 1 else 1.0
+
+
+def is_longrope_factor(factor: float, longest: float, original: float) -> bool:
+    """Whether an `attention_factor` that is stated is `longrope_factor`, as float32 holds it."""
+    return math.isclose(float(factor), longrope_factor(longest, original), rel_tol=1e-6)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,7 +14,6 @@ More than 800 lines: one table of rules, each beside its condition.
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..spec import Format
-from .architecture import text_config
+from .architecture import is_longrope_factor, text_config
 from .base import Checkpoint, TensorInfo
 
 FINE, REFUSED, WRONG = "fine", "refused", "wrong"
@@ -471,12 +470,6 @@ def _kind(rope: Mapping[str, Any]) -> Any:
     return rope.get("rope_type") or rope.get("type")
 
 
-def _is_usual(factor: float, longest: float, original: float) -> bool:
-    """Whether an `attention_factor` is √(1 + ln(longest / original) / ln original)."""
-    usual = math.sqrt(1 + math.log(longest / original) / math.log(original)) if longest > original > 1 else 1.0
-    return math.isclose(float(factor), usual, rel_tol=1e-6)
-
-
 def _not_in_mlx(f: Facts) -> bool:
     kind = f.checkpoint.config.get("model_type")
     return isinstance(kind, str) and kind not in MLX_TYPES and f.checkpoint.config.get("model_file") is None
@@ -484,7 +477,7 @@ def _not_in_mlx(f: Facts) -> bool:
 
 def _one_set_of_factors(f: Facts) -> bool:
     """A rotation of two sets of factors, of which mlx-lm takes one, or with another attention
-    factor than `_is_usual`.
+    factor than `longrope_factor`.
     """
     config, rope = text_config(f.checkpoint.config), _rotation(f)
     if _kind(rope) not in ("longrope", "su"):
@@ -492,7 +485,7 @@ def _one_set_of_factors(f: Facts) -> bool:
     before = "original_max_position_embeddings"
     sizes = _sizes({before: rope.get(before) or config.get(before), "all": config.get("max_position_embeddings")}, before, "all")
     stated = rope.get("attention_factor")
-    if sizes is not None and sizes[0] > 1 and stated is not None and not _is_usual(stated, sizes[1], sizes[0]):
+    if sizes is not None and sizes[0] > 1 and stated is not None and not is_longrope_factor(stated, sizes[1], sizes[0]):
         return True
     return any(rope.get(f"short_{name}") != rope.get(f"long_{name}") for name in ("factor", "mscale"))
 
@@ -821,10 +814,10 @@ def _longer_than_original(f: Facts) -> bool:
 
 
 def _other_factor(f: Facts) -> bool:
-    """Another `attention_factor` than `_is_usual`, alone."""
+    """Another `attention_factor` than `longrope_factor`, alone."""
     rope = _longrope(f)
     factor = rope.get("attention_factor")
-    return factor is not None and "short_mscale" not in rope and not _is_usual(factor, *_lengths(f))
+    return factor is not None and "short_mscale" not in rope and not is_longrope_factor(factor, *_lengths(f))
 
 
 VLLM_MODELS: tuple[tuple[str, str, tuple[str, ...], str, Callable[[Facts], bool]], ...] = (

@@ -17,7 +17,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .rotation import attention_factor
+from ..checkpoints.architecture import is_longrope_factor
+from .streams import COMPRESSED_TOKENS
 
 Config = Mapping[str, Any]
 PUBLISHED_VALUES = ("architectures", "layer_types")
@@ -96,10 +97,9 @@ def _deepseek_v4(config: Config) -> dict[str, Any]:
     """Kinds of layers by how many tokens one compressed key stands for, and how many choose experts
     by the token alone.
     """
-    rates = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
     rotated = config["rope_parameters"]["main"].get("partial_rotary_factor", 1.0)
     return {
-        "compress_ratios": [rates[kind] for kind in config["layer_types"]],
+        "compress_ratios": [COMPRESSED_TOKENS[kind] for kind in config["layer_types"]],
         "num_hash_layers": sum(kind == "hash_moe" for kind in config["mlp_layer_types"]),
         "qk_rope_head_dim": int(config["head_dim"] * rotated),
         "topk_method": "noaux_tc", "norm_topk_prob": True, "hidden_act": "silu",
@@ -184,10 +184,9 @@ def _phi3_rotation(config: Config) -> dict[str, Any] | None:
         return None
     scaled: dict[str, Any] = config["rope_scaling"] | {"type": "longrope"}
     factor, original = scaled.get("attention_factor"), scaled.get("original_max_position_embeddings", 0)
-    if factor is None or not original > 1:
+    if factor is None or not original > 1 or is_longrope_factor(factor, config["max_position_embeddings"], original):
         return scaled
-    taken = attention_factor({"original_max_position_embeddings": original}, config["max_position_embeddings"] / original)
-    return scaled if math.isclose(factor, taken, rel_tol=1e-6) else scaled | {"short_mscale": factor, "long_mscale": factor}
+    return scaled | {"short_mscale": factor, "long_mscale": factor}
 
 
 _GRANITE_LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}

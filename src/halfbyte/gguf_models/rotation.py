@@ -49,17 +49,6 @@ def stored_factors(rope: Mapping[str, Any], head_dim: int) -> dict[str, NDArray[
     return {}
 
 
-def attention_factor(rope: Mapping[str, Any], stretch: float) -> float:
-    """What a `longrope` rotation multiplies queries and keys by: √(1 + ln s / ln L) for a context
-    of L tokens stretched to s · L, where the configuration states nothing else.
-    """
-    stated = rope.get("attention_factor")
-    if stated is not None:
-        return float(stated)
-    original = float(rope["original_max_position_embeddings"])
-    return math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
-
-
 def with_defaults(rope: Mapping[str, Any]) -> dict[str, Any]:
     """A rotation with what transformers takes where nothing is stated: for `yarn` the borders of
     the ramp, whether they are rounded, and the factor of queries and keys, which `mscale` gives.

@@ -16,7 +16,7 @@ from typing import Any
 
 from .architecture import Field
 from .latent import SIGMOID, SOFTMAX
-from .streams import COMPRESSED, SQRT_SOFTPLUS, TABLE
+from .streams import COMPRESSED_TOKENS, SQRT_SOFTPLUS, TABLE
 
 _SIGMOID_SCORES = ("expert_gating_func", "uint32", SIGMOID)
 _NORMALIZED = ("expert_weights_norm", "bool", 1)
@@ -397,14 +397,13 @@ def _mimo2(config: Any, shapes: Shapes) -> Stated:
 
 
 def _deepseek4(config: Any, shapes: Shapes) -> Stated:
-    ratios = {kind: ratio for ratio, kind in COMPRESSED.items()}
     main, scaled = config.rope_parameters["main"], config.rope_parameters["compress"]
     limits = [float(config.swiglu_limit)] * config.num_hidden_layers
     stated: Stated = [
         ("expert_gating_func", "uint32", SQRT_SOFTPLUS),
         _NORMALIZED,
         ("swiglu_clamp_exp", "array[float32]", limits),
-        ("attention.compress_ratios", "array[int32]", [ratios[kind] for kind in config.layer_types]),
+        ("attention.compress_ratios", "array[int32]", [COMPRESSED_TOKENS[kind] for kind in config.layer_types]),
         ("hash_layer_count", "uint32", sum(kind == "hash_moe" for kind in config.mlp_layer_types)),
         ("rope.freq_base", "float32", main["rope_theta"]),
         ("attention.compress_rope_freq_base", "float32", scaled["rope_theta"]),

@@ -34,6 +34,7 @@ SQRT_SOFTPLUS = 4
 """llama.cpp's number of the function √(ln(1 + eˣ)) that scores experts."""
 COMPRESSED = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 """How many tokens one compressed key stands for -> the kind of layer."""
+COMPRESSED_TOKENS = {kind: tokens for tokens, kind in COMPRESSED.items()}
 
 
 def _deepseek4(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:

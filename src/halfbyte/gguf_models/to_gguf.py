@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoints import Checkpoint, TensorInfo
+from ..checkpoints.architecture import longrope_factor
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.gguf.writer import Pair
 from ..checkpoints.io.bounded_json import decoded_floats
@@ -35,7 +36,7 @@ from .config import register, settings_of
 from .folder_names import FolderNames, Piece
 from .names import INPUTS_FIRST, ONE_ROW, input_order
 from .pairs import Header, metadata_of, pair
-from .rotation import attention_factor, stored_factors, with_defaults
+from .rotation import stored_factors, with_defaults
 from .stated import CONSTANT, DERIVED, KEYED, SHARED_WIDTHS, STATED, Keyed, nothing
 from .variants import SAME_MODEL, SAME_SIZES, VARIANTS
 
@@ -424,7 +425,8 @@ class GGUFView(View):
             stated += [(f"rope.scaling.yarn_{key}", "float32", rope.get(key) or None) for key in ("beta_fast", "beta_slow")]
         if rope.get("rope_type") == "longrope":
             original = rope.get("original_max_position_embeddings") or get("original_max_position_embeddings")
-            scale = attention_factor(rope, sizes["context_length"] / original)
+            factor = rope.get("attention_factor")
+            scale = longrope_factor(sizes["context_length"], original) if factor is None else float(factor)
             stated.append(("rope.scaling.original_context_length", "uint32", original))
             stated.append(("rope.scaling.attn_factor", "float32", scale))
         local = (get("rope_parameters") or {}).get("sliding_attention")

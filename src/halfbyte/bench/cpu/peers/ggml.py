@@ -34,7 +34,9 @@ class _Params(ctypes.Structure):
 
 
 _INTERLEAVED = "_Z35ggml_backend_cpu_repack_buffer_typev"
-"""llama.cpp's kind of buffer whose tensors have interleaved rows."""
+"""llama.cpp's kind of buffer whose tensors have interleaved rows, without which it is no fair peer;
+ik_llama.cpp's interleaved types are types of their own.
+"""
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_init": (_P, (_Params,)),
     "ggml_free": (None, (_P,)),
@@ -85,12 +87,14 @@ class Library:
             if found is not None:
                 found.restype, found.argtypes = result, arguments
                 setattr(self, name, found)
+            elif name != _INTERLEAVED or engine == "llama.cpp":
+                raise BackendError(f"[bench] {engine}: its libraries have no function {name}")
         self.backend = self.ggml_backend_cpu_init()
         plain = self.ggml_backend_cpu_buffer_type()
         self.buffers = [getattr(self, _INTERLEAVED)(), plain] if hasattr(self, _INTERLEAVED) else [plain]
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"[bench] {self.name}: its libraries have no function {name}")
+        raise AttributeError(name)
 
 
 @cache
