@@ -16,12 +16,13 @@ from triton.runtime.driver import driver
 import torch
 
 _counters: dict[Any, Any] = {}
+_unchanged = nullcontext()
 
 
 def use(device: torch.device) -> Any:
     """Context in which `device` is the current one; free of charge where it already is."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
+        return _unchanged
     return torch.cuda.device(device)
 
 
@@ -76,11 +77,16 @@ def overlap_options(device: torch.device) -> dict[str, Any]:
     return {"PDL": supports_pdl(device), **launch_options(device)}
 
 
-def arrival_counters(device: torch.device, tiles: int) -> torch.Tensor:
+def stream_of(device: torch.device) -> int:
+    """The address of the current stream; 0 for the interpreter's CPU."""
+    return int(driver.active.get_current_stream(device.index)) if device.type == "cuda" else 0
+
+
+def arrival_counters(device: torch.device, tiles: int, stream: int | None = None) -> torch.Tensor:
     """Counters of arrived programs, zero between launches (the last program of a tile resets its
     own); one set a device and stream.
     """
-    key = (device, driver.active.get_current_stream(device.index) if device.type == "cuda" else 0)
+    key = device, stream_of(device) if stream is None else stream
     counters = _counters.get(key)
     if counters is None or counters.numel() < tiles:
         counters = _counters[key] = torch.zeros(max(4096, tiles), dtype=torch.int32, device=device)

@@ -22,7 +22,7 @@ from .portable.dequantize import dequantize_kernel
 from .portable.matmul import MatmulTile, matmul_kernel
 from .portable.matvec import matvec_kernel
 from .portable.tiled import TiledTile, striped_kernel, tile_kernel
-from .relaunch import cached
+from .relaunch import CachedLaunch, cached, hooked
 from .tuning.mma_tiles import (
     MANY_ROWS,
     BlockTile,
@@ -35,7 +35,7 @@ from .tuning.mma_tiles import (
     matvec_tile,
     steps,
 )
-from .weight import CudaWeight, element_family, group_elements, row_blocks, scale_groups, super_per
+from .weight import CudaWeight, call_key, element_family, group_elements, row_blocks, scale_groups, super_per
 
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 PAIRS = {torch.float16: F16_PAIR.value, torch.bfloat16: BF16_PAIR.value}
@@ -134,6 +134,49 @@ def _addresses(w: CudaWeight) -> tuple[int, ...]:
     return (*[p.data_ptr() for p in w.planes.values()], w.scales.data_ptr())
 
 
+class PlainCall:
+    """A product that was made before, for other x and y of the same shapes, by a kernel without
+    tensor maps. `arguments` makes the first ones of y, x, bias (0: none) and scratch memory; with a
+    `split`, that is so many float32 of partial sums, and counters.
+    """
+
+    __slots__ = ("_arguments", "_launch", "_rest", "_shape", "_split")
+
+    def __init__(
+        self, launch: Callable[..., None], rest: tuple[Any, ...], shape: tuple[int, int],
+        arguments: Callable[[int, int, int, tuple[int, int]], tuple[Any, ...]], split: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        self._launch, self._rest, self._shape, self._arguments, self._split = launch, rest, shape, arguments, split
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """y; None for another alignment of x, or where a profiler wants Triton's own launch."""
+        from_x = x.data_ptr()
+        if from_x % 16 or hooked():
+            return None
+        device = x.device
+        y = torch.empty(self._shape, dtype=x.dtype, device=device)
+        to_y = y.data_ptr()
+        scratch = to_y, to_y
+        with gpu.use(device):
+            stream = gpu.stream_of(device)
+            if self._split:
+                partial = torch.empty(self._split[0], dtype=torch.float32, device=device)
+                scratch = partial.data_ptr(), gpu.arrival_counters(device, self._split[1], stream).data_ptr()
+            first = self._arguments(to_y, from_x, 0 if bias is None else bias.data_ptr(), scratch)
+            self._launch(stream, *first, *self._rest)
+        return y
+
+
+def _keep(
+    name: str, x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, again: CachedLaunch,
+    arguments: Callable[[int, int, int, tuple[int, int]], tuple[Any, ...]], split: tuple[int, int] | None = None,
+) -> None:  # fmt: skip
+    """Keep a product with the weight for x as it was given."""
+    launch = again.launch.plain(again.grid)
+    if launch is not None and x.data_ptr() % 16 == 0:
+        w.launches.keep((name, *call_key(x, w, bias)), PlainCall(launch, again.rest, (x.shape[0], w.shape[0]), arguments, split))
+
+
 def _call_key(name: str, x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None) -> tuple[Any, ...]:
     """What a cached launch of a product depends on, beside y: everything that Triton specializes."""
     of_bias = None if bias is None else (bias.dtype, bias.data_ptr() % 16)
@@ -158,11 +201,14 @@ def matvec(
     any dtype of x.
     """
     m, n = x.shape[0], w.shape[0]
-    x = _inputs(x, w)
+    given, x = x, _inputs(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     key = _call_key("matvec", x, w, bias) if tile is None and packed else None
     again = w.launches.get(key)
     if again is not None:
+        if given is x:
+            scales = w.scales.data_ptr()
+            _keep("matvec", x, w, bias, again, lambda y, x, bias, _: (y, x, bias or scales))
         with gpu.use(w.device):
             again(y, x, w.scales if bias is None else bias)
         return y
@@ -186,7 +232,7 @@ def matmul(
     products, slowly).
     """
     m, n = x.shape[0], w.shape[0]
-    x = _inputs(x, w)
+    given, x = x, _inputs(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     key = _call_key("matmul", x, w, bias) if tile is None and packed else None
     tile = tile or matmul_tile(w.words, n, m)
@@ -198,6 +244,9 @@ def matmul(
     again = w.launches.get(key)
     first = y, x, w.scales if bias is None else bias, pointers_of(w) if again is None else again.weight, scratch
     if again is not None:
+        if given is x:
+            scales, split = w.scales.data_ptr(), (tile.split * m * n, grid[0] * grid[1]) if tile.split > 1 else None
+            _keep("matmul", x, w, bias, again, lambda y, x, b, scratch: (y, x, b or scales, again.weight, scratch), split)
         with gpu.use(w.device):
             again(*first)
         return y
@@ -302,7 +351,7 @@ def fragments(
     """
     n = w.shape[-2]
     m, count = (x.shape[0], x.shape[0]) if routing is None else (routing.tokens, routing.blocks.y_row.numel())
-    x = _inputs(x, w, 64)
+    given, x = x, _inputs(x, w, 64)
     if x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()  # rows of x are read 16 bytes at a time
     y = torch.empty((count, n // 2 if gate else n), dtype=dtype or x.dtype, device=x.device)
@@ -313,6 +362,9 @@ def fragments(
         key = (m, x.stride(0), x.dtype, y.dtype, of_bias, gate, x_scales is None, *_addresses(w))
         again = w.launches.get(key)
         if again is not None:
+            if given is x and y.shape == (m, n) and y.dtype == x.dtype and x_scales is None:
+                rest = again.weight
+                _keep("fragments", x, w, bias, again, lambda y, x, bias, _: (y, x, (bias, *rest, rest[1])) if bias else (y, x))
             with gpu.use(x.device):
                 if bias is None and x_scales is None:
                     again(y, x)

@@ -87,7 +87,7 @@ class KeptMaps(tuple[TensorMap, ...]):
     encoded: tuple[Any, ...] = ()
 
 
-def _hooked() -> bool:
+def hooked() -> bool:
     """True while a profiler wants to be called with every launch."""
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
@@ -121,7 +121,7 @@ class Relaunch:
         return self._run is not None
 
     def __call__(self, grid: tuple[int, int, int], first: tuple[Any, ...], rest: tuple[Any, ...]) -> None:
-        if self._run is None or _hooked():
+        if self._run is None or hooked():
             self.compiled[grid](*_described(first), *rest)
             return
         stream = driver.active.get_current_stream(self._device)
@@ -154,6 +154,55 @@ class Relaunch:
             *values,
             *rest,
         )
+
+    def plain(self, grid: tuple[int, int, int]) -> Callable[..., None] | None:
+        """The launch of a kernel without maps from its stream and addresses; None where Triton
+        launches.
+        """
+        run, function, metadata = self._run, getattr(self, "_function", None), getattr(self, "_metadata", None)
+        if run is None or self._launch is not None:
+            return None
+        return lambda stream, *values: run(*grid, stream, function, metadata, None, None, None, *values)
+
+    def repeat(
+        self, grid: tuple[int, int, int], first: tuple[TensorMap, TensorMap, KeptMaps], rest: tuple[Any, ...]
+    ) -> Repeat | None:
+        """A launch that was just made, for other addresses; None where Triton launches."""
+        if self._launch is None or self._run is None:
+            return None
+        y, x, kept = first
+        head = self._run.launch_cooperative_grid, self._run.launch_pdl, None, None, self._metadata, None, None, None
+        maps = [(tuple(m.tensor.shape), m.tensor.stride(), kind) for m, kind in zip((y, x), self._kinds, strict=False)]
+        return Repeat(self._launch, grid, (self._function, *head), y is x, maps, kept.encoded, rest)
+
+
+MAPS_KEPT = 8
+"""Pairs of addresses whose tensor maps a `Repeat` keeps."""
+
+
+class Repeat:
+    """A launch of which all but the stream and addresses is known: those of y and x, whose tensor
+    maps are kept by address, and the record of pointers. `joined`: the map of y is x's.
+    """
+
+    __slots__ = ("_grid", "_head", "_joined", "_known", "_launch", "_maps", "_tail")
+
+    def __init__(
+        self, launch: Callable[..., None], grid: tuple[int, int, int], head: tuple[Any, ...], joined: bool,
+        maps: list[tuple[Any, ...]], kept: tuple[Any, ...], rest: tuple[Any, ...],
+    ) -> None:  # fmt: skip
+        self._launch, self._grid, self._head, self._joined, self._maps = launch, grid, head, joined, maps
+        self._tail = kept, rest
+        self._known: dict[tuple[int, int], tuple[Any, ...]] = {}
+
+    def __call__(self, stream: int, y: int, x: int, pointers: tuple[int | None, ...]) -> None:
+        maps = self._known.get((y, x))
+        if maps is None:
+            of_y, of_x = (_encode(at, *one) for at, one in zip((x if self._joined else y, x), self._maps, strict=True))
+            if len(self._known) >= MAPS_KEPT:
+                self._known.clear()
+            maps = self._known[y, x] = (*of_y, *of_x, *self._tail[0])
+        self._launch(*self._grid, stream, *self._head, *maps, pointers, *self._tail[1])
 
 
 def _described(first: tuple[Any, ...]) -> Iterator[Any]:

@@ -104,8 +104,21 @@ def in_lanes(fmt: Format, k: int) -> bool:
 
 class Launches(dict[Any, Any]):
     """Cache of a weight's launches: tensor maps, arguments, compiled kernels. Copies and pickles of
-    the weight start with an empty one.
+    the weight start with an empty one. `calls` has whole products of the shapes that came last: by
+    schedule and `call_key`, and by the latter alone where the schedule was the library's choice.
     """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.calls: dict[Any, Any] = {}
+
+    def keep(self, key: Any, call: Any) -> None:
+        """Keep a whole product, and no more of them than CALLS_KEPT."""
+        if call is None:
+            return
+        if len(self.calls) >= CALLS_KEPT:
+            self.calls.clear()
+        self.calls[key] = call
 
     def __deepcopy__(self, memo: Any) -> Launches:
         return Launches()
@@ -235,6 +248,19 @@ class CudaWeight:
             self.spread,
             self.lanes,
         )
+
+
+CALLS_KEPT = 64
+"""Whole calls that are kept with a weight: two for a shape of x."""
+
+
+def call_key(x: Any, w: CudaWeight, bias: Any | None) -> tuple[Any, ...]:
+    """What a product depends on, beside alignment of x: the addresses tell whether a weight's
+    tensors were replaced.
+    """
+    of_bias = None if bias is None else (bias.dtype, bias.device, bias.data_ptr() % 16)
+    codes = next(iter(w.planes.values()))
+    return x.shape, x.stride(), x.dtype, x.device, of_bias, w.scales.data_ptr(), codes.data_ptr()
 
 
 def tensor_of(array: NDArray[Any], device: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from triton.runtime.errors import OutOfResources
 
@@ -20,7 +21,7 @@ from ..decode import E4M3S, E8M0, E8M0_NORMAL, ELEMENTS, SCALES, SMALL, TABLE, U
 from ..launch import GLOBAL_OPS, addend_kind
 from ..mma.plan import TokenBlocks
 from ..order import PLANES
-from ..relaunch import KeptMaps, Relaunch, TensorMap
+from ..relaunch import KeptMaps, Relaunch, Repeat, TensorMap, addresses, hooked
 from ..tuning.wgmma_tiles import FusedTile, WorkSplit, second_tokens, stages
 from ..weight import CudaWeight, group_elements
 from .kernel import Config, Factors, Numbers, Pointers, wgmma_kernel
@@ -79,6 +80,47 @@ class CachedKernel:
     factors: Factors
     config: Config
     again: Relaunch | None = None
+
+
+class Again(NamedTuple):
+    """A launch for other addresses: pointers that stay, those of scratch memory where no tile is
+    cut, and how much of it cut tiles need.
+    """
+
+    repeat: Repeat
+    fixed: tuple[int | None, ...]
+    no_scratch: tuple[int, int]
+    partials: int
+    counters: int
+
+
+class FusedCall:
+    """A product that was made before, for other x and y of the same shapes: its launches, and how
+    many bytes of y and x lie before the tokens of each.
+    """
+
+    __slots__ = ("_launches", "_shape")
+
+    def __init__(self, shape: tuple[int, int], launches: list[tuple[int, int, Again]]) -> None:
+        self._shape, self._launches = shape, launches
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """y; None where the copy engine cannot read x, or a profiler wants Triton's own launch."""
+        from_x = x.data_ptr()
+        if from_x % 16 or hooked():
+            return None
+        device = x.device
+        y = torch.empty(self._shape, dtype=x.dtype, device=device)
+        from_y, of_bias = y.data_ptr(), None if bias is None else bias.data_ptr()
+        with gpu.use(device):
+            stream = gpu.stream_of(device)
+            for before_y, before_x, (repeat, fixed, scratch, partials, counters) in self._launches:
+                if partials:
+                    partial = torch.empty(partials, dtype=torch.float32, device=device)
+                    scratch = partial.data_ptr(), gpu.arrival_counters(device, counters, stream).data_ptr()
+                out = from_y + before_y
+                repeat(stream, out, from_x + before_x, (out, of_bias, *fixed, *scratch))
+        return y
 
 
 @functools.cache
@@ -184,8 +226,10 @@ def _kernel(
 def launch(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, y: torch.Tensor, tile: FusedTile, split: WorkSplit,
     blocks: TokenBlocks | None = None, gate: int = 0, x_scales: torch.Tensor | None = None,
-) -> None:  # fmt: skip
-    """One launch over the tiles of `split`; `x_scales` float32 (m) multiply the sums of tokens."""
+) -> Again | None:  # fmt: skip
+    """One launch over the tiles of `split`; `x_scales` float32 (m) multiply the sums of tokens. What
+    it leaves for a later one, from the second on.
+    """
     device, engine = x.device, y.dtype == x.dtype and y.shape[1] % 8 == 0
     table = (None, None, None, None) if blocks is None else blocks[:4]
     # Triton specializes the pointers of a record by their alignment.
@@ -209,8 +253,13 @@ def launch(
         pointers = Pointers._make((y, bias, w.global_scale, w.table, x_scales, *table, *scratch))
         numbers = Numbers(float(x.shape[0]), float(w.shape[-2]), float(split.sharing), float(kernel.units), *kernel.factors)
         if kernel.again is not None:
-            kernel.again((split.programs, 1, 1), (y_map, x_map, kernel.maps, pointers), (numbers, kernel.config))
-            return
+            grid, rest = (split.programs, 1, 1), (numbers, kernel.config)
+            kernel.again(grid, (y_map, x_map, kernel.maps, pointers), rest)
+            repeat = kernel.again.repeat(grid, (y_map, x_map, kernel.maps), rest)
+            fixed = (*addresses((w.global_scale, w.table)), None, None, None, None, None)
+            if repeat is not None:
+                return Again(repeat, fixed, addresses(scratch), split.partials, 2 * split.rest * tile.groups)
+            return None
         compiled = wgmma_kernel[(split.programs,)](
             *(map.descriptor() for map in (y_map, x_map, *kernel.maps)),
             pointers,
@@ -222,3 +271,4 @@ def launch(
         )
         if compiled is not None:
             kernel.again = Relaunch(compiled, maps=8)
+    return None

@@ -24,8 +24,8 @@ from ..tuning.wgmma_tiles import (
     WorkSplit,
     parts,
 )
-from ..weight import NEAR, WORKSPACE_BYTES, CudaWeight, element_family, group_elements
-from .launch import arithmetic_of, launch
+from ..weight import NEAR, WORKSPACE_BYTES, CudaWeight, call_key, element_family, group_elements
+from .launch import FusedCall, arithmetic_of, launch
 
 MOST = 1 << 24
 """Tokens and outputs of a launch: they reach the kernel as float32."""
@@ -115,18 +115,20 @@ def fused(
     `x_scales` float32 (m) multiply the sums of tokens.
     """
     m, n = x.shape[0], w.shape[-2]
-    x = activations(x, w)
+    given, x = x, activations(x, w)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     if tile is not None:
         launch(x, w, bias, y, tile, split_tiles(m, n, w.tiled, tile, gpu.multiprocessors(x.device)), x_scales=x_scales)
         return y
     steps = steps_for(m, w, x.dtype == torch.float16)
-    if len(steps) == 1:
-        launch(x, w, bias, y, steps[0].tile, steps[0].split, x_scales=x_scales)
-        return y
+    launches = []
     for first, end, one, split in steps:
         part = None if x_scales is None else x_scales[first:end]
-        launch(x[first:end], w, bias, y[first:end], one, split, x_scales=part)
+        again = launch(x[first:end], w, bias, y[first:end], one, split, x_scales=part)
+        if again is not None:
+            launches.append((2 * first * n, 2 * first * x.stride(0), again))
+    if given is x and x_scales is None and len(launches) == len(steps):
+        w.launches.keep(("fused", *call_key(x, w, bias)), FusedCall((m, n), launches))
     return y
 
 
