@@ -170,7 +170,8 @@ def test_what_a_kernel_is_compiled_for_is_looked_up_anew(host, m):
     cases = [
         (wide[:, :k], w, None), (wide[:, 8 : k + 8], w, None), (wide[:, 1 : k + 1], w, None), (wide[:, :k].contiguous(), w, None),
         (wide[:, : 2 * k : 2], w, None), (wide[:, :k].bfloat16(), w, None), (wide[:, :k], w, whole[:1024]),
-        (wide[:, :k], w, whole[1:1025]), (wide[:, :k], w, whole[:1024].float()), (wide[:, :k], weight("int4:g128", 1024, k), None),
+        (wide[:, :k], w, whole[1:1025]), (wide[:, :k], w, whole[:1024].float()),
+        (wide[:, :k], weight("int4:g128", 1024, k), None),
     ]  # fmt: skip
     fresh = []
     for x, one, bias in cases:
