@@ -161,6 +161,20 @@ def test_launches_in_two_parts_are_repeated_whole(host):
     assert all(host.calls[i : i + 2] == host.calls[:2] for i in range(0, 10, 2))
 
 
+@pytest.mark.parametrize("word", ["int4:g128", "uint7:g64"])
+@pytest.mark.parametrize("m", [1, 3, 16, 300])
+def test_x_is_put_in_the_order_of_the_weight_on_every_call(host, word, m):
+    if word == "uint7:g64" and m == 300:
+        return
+    w, x = weight(word, 256, 512), torch.zeros(m, 512).half()
+    w.data.order = torch.arange(511, -1, -1)
+    for _ in range(5):
+        with mock.patch.object(torch.Tensor, "index_select", side_effect=lambda axis, order: x.clone()) as sorted_by:
+            linear(x, w)
+        assert sorted_by.call_args.args[1] is w.data.order
+    assert not any(x.data_ptr() in call for call in host.calls)
+
+
 @pytest.mark.parametrize("m", [16, 300])
 def test_what_a_kernel_is_compiled_for_is_looked_up_anew(host, m):
     """Strides, alignment, types, a bias, another weight or a copy: each as if it came first."""

@@ -125,7 +125,7 @@ class CUDABackend(Backend):
         if schedule == "fused" and (why := fused.refusal(x, packed)):
             raise BackendError(f"[linear] {why}")
         chosen = schedule or self.schedule_of(x, packed)
-        if calls and usual:
+        if calls and usual and packed.order is None:  # else x is not what the kernel reads
             key = call_key(x, packed, bias)
             packed.launches.keep(key, calls.get((chosen, *key)))
         if chosen == "fused":

@@ -106,7 +106,9 @@ def dequantize(
     own_order = out is not None
     if out is None:
         out = torch.empty((rows, k), dtype=dtype, device=w.device)
-    key = ("dequantize", dtype, *_addresses(w)) if ids is None and packed else None
+    key = (
+        ("dequantize", dtype, w.scales.data_ptr(), *[p.data_ptr() for p in w.planes.values()]) if ids is None and packed else None
+    )
     again = w.launches.get(key)
     if again is not None and out.data_ptr() % 16 == 0:
         with gpu.use(w.device):
@@ -129,15 +131,9 @@ def dequantize(
     return out
 
 
-def _addresses(w: CudaWeight) -> tuple[int, ...]:
-    """Part of a cached launch's key: whether a weight's tensors were replaced."""
-    return (*[p.data_ptr() for p in w.planes.values()], w.scales.data_ptr())
-
-
 class PlainCall:
-    """A product that was made before, for other x and y of the same shapes, by a kernel without
-    tensor maps. `arguments` makes the first ones of y, x, bias (0: none) and scratch memory; with a
-    `split`, that is so many float32 of partial sums, and counters.
+    """A product that was made before, without tensor maps. `arguments` makes the first ones of y,
+    x, bias (0: none) and scratch memory: with a `split`, float32 of partial sums, and counters.
     """
 
     __slots__ = ("_arguments", "_launch", "_rest", "_shape", "_split")
@@ -149,9 +145,8 @@ class PlainCall:
         self._launch, self._rest, self._shape, self._arguments, self._split = launch, rest, shape, arguments, split
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
-        """y; None for another alignment of x, or where a profiler wants Triton's own launch."""
-        from_x = x.data_ptr()
-        if from_x % 16 or hooked():
+        """y; None where a profiler wants Triton's own launch."""
+        if hooked():
             return None
         device = x.device
         y = torch.empty(self._shape, dtype=x.dtype, device=device)
@@ -162,25 +157,26 @@ class PlainCall:
             if self._split:
                 partial = torch.empty(self._split[0], dtype=torch.float32, device=device)
                 scratch = partial.data_ptr(), gpu.arrival_counters(device, self._split[1], stream).data_ptr()
-            first = self._arguments(to_y, from_x, 0 if bias is None else bias.data_ptr(), scratch)
+            first = self._arguments(to_y, x.data_ptr(), 0 if bias is None else bias.data_ptr(), scratch)
             self._launch(stream, *first, *self._rest)
         return y
 
 
 def _keep(
-    name: str, x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, again: CachedLaunch,
+    key: Any, w: CudaWeight, again: CachedLaunch, shape: tuple[int, int],
     arguments: Callable[[int, int, int, tuple[int, int]], tuple[Any, ...]], split: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
-    """Keep a product with the weight for x as it was given."""
+    """Keep a product with the weight."""
     launch = again.launch.plain(again.grid)
-    if launch is not None and x.data_ptr() % 16 == 0:
-        w.launches.keep((name, *call_key(x, w, bias)), PlainCall(launch, again.rest, (x.shape[0], w.shape[0]), arguments, split))
+    if launch is not None:
+        w.launches.keep(key, PlainCall(launch, again.rest, shape, arguments, split))
 
 
-def _call_key(name: str, x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None) -> tuple[Any, ...]:
-    """What a cached launch of a product depends on, beside y: everything that Triton specializes."""
-    of_bias = None if bias is None else (bias.dtype, bias.data_ptr() % 16)
-    return name, x.shape[0], x.stride(0), x.dtype, x.data_ptr() % 16, of_bias, *_addresses(w)
+def _again(key: Any, x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None) -> torch.Tensor | None:
+    """A product by what was kept, or None."""
+    again = w.launches.calls.get(key)
+    y: torch.Tensor | None = None if again is None else again(x, bias)
+    return y
 
 
 def _inputs(x: torch.Tensor, w: CudaWeight, whole: int = 8) -> torch.Tensor:
@@ -201,17 +197,12 @@ def matvec(
     any dtype of x.
     """
     m, n = x.shape[0], w.shape[0]
-    given, x = x, _inputs(x, w)
-    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    key = _call_key("matvec", x, w, bias) if tile is None and packed else None
-    again = w.launches.get(key)
-    if again is not None:
-        if given is x:
-            scales = w.scales.data_ptr()
-            _keep("matvec", x, w, bias, again, lambda y, x, bias, _: (y, x, bias or scales))
-        with gpu.use(w.device):
-            again(y, x, w.scales if bias is None else bias)
+    x = _inputs(x, w)
+    key = ("matvec", *call_key(x, w, bias)) if tile is None and packed else None
+    y = _again(key, x, w, bias)
+    if y is not None:
         return y
+    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     tile = tile or matvec_tile(w.words, n, m)
     grid = triton.cdiv(n, tile.rows), m
     arguments = pointers_of(w), n, x.stride(0), scale_groups(w), float(w.format.divisor)
@@ -221,7 +212,8 @@ def matvec(
             y, x, w.scales if bias is None else bias, *arguments, **constants, num_warps=tile.warps, enable_fp_fusion=False
         )
         if key is not None and compiled is not None:
-            w.launches[key] = cached(compiled, grid, (*arguments, *constants.values()))
+            scales, again = w.scales.data_ptr(), cached(compiled, grid, (*arguments, *constants.values()))
+            _keep(key, w, again, (m, n), lambda y, x, bias, _: (y, x, bias or scales))
     return y
 
 
@@ -232,24 +224,19 @@ def matmul(
     products, slowly).
     """
     m, n = x.shape[0], w.shape[0]
-    given, x = x, _inputs(x, w)
+    x = _inputs(x, w)
+    key = ("matmul", *call_key(x, w, bias)) if tile is None and packed else None
+    y = _again(key, x, w, bias)
+    if y is not None:
+        return y
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    key = _call_key("matmul", x, w, bias) if tile is None and packed else None
     tile = tile or matmul_tile(w.words, n, m)
     grid = (triton.cdiv(n, tile.rows), triton.cdiv(m, tile.tokens), tile.split)
-    scratch = (y, y)
+    split, scratch, weight = None, (y, y), pointers_of(w)
     if tile.split > 1:
-        partial = torch.empty((tile.split, m, n), dtype=torch.float32, device=x.device)
-        scratch = (partial, gpu.arrival_counters(x.device, grid[0] * grid[1]))
-    again = w.launches.get(key)
-    first = y, x, w.scales if bias is None else bias, pointers_of(w) if again is None else again.weight, scratch
-    if again is not None:
-        if given is x:
-            scales, split = w.scales.data_ptr(), (tile.split * m * n, grid[0] * grid[1]) if tile.split > 1 else None
-            _keep("matmul", x, w, bias, again, lambda y, x, b, scratch: (y, x, b or scales, again.weight, scratch), split)
-        with gpu.use(w.device):
-            again(*first)
-        return y
+        split = tile.split * m * n, grid[0] * grid[1]
+        partial = torch.empty(split[0], dtype=torch.float32, device=x.device)
+        scratch = (partial, gpu.arrival_counters(x.device, split[1]))
     arguments = m, n, x.stride(0), scale_groups(w), float(w.format.divisor)
     constants = {
         "format": format_of(w, packed),
@@ -257,10 +244,12 @@ def matmul(
     }
     with gpu.use(w.device):
         compiled = matmul_kernel[grid](
-            *first, *arguments, **constants, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False
-        )
+            y, x, w.scales if bias is None else bias, weight, scratch,
+            *arguments, **constants, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
+        )  # fmt: skip
         if key is not None and compiled is not None:
-            w.launches[key] = cached(compiled, grid, (*arguments, *constants.values()), first[3])
+            scales, again = w.scales.data_ptr(), cached(compiled, grid, (*arguments, *constants.values()), weight)
+            _keep(key, w, again, (m, n), lambda y, x, bias, scratch: (y, x, bias or scales, again.weight, scratch), split)
     return y
 
 
@@ -357,14 +346,13 @@ def fragments(
     y = torch.empty((count, n // 2 if gate else n), dtype=dtype or x.dtype, device=x.device)
     key = None
     if tile is None and routing is None:
-        of_bias = None if bias is None else (bias.dtype, bias.data_ptr() % 16)
-        # The addresses tell whether a weight's tensors were replaced.
-        key = (m, x.stride(0), x.dtype, y.dtype, of_bias, gate, x_scales is None, *_addresses(w))
+        made = "fragments", *call_key(x, w, bias)
+        key = y.dtype, gate, x_scales is None, *made
         again = w.launches.get(key)
         if again is not None:
-            if given is x and y.shape == (m, n) and y.dtype == x.dtype and x_scales is None:
+            if given is x and not gate and y.dtype == x.dtype and x_scales is None:
                 rest = again.weight
-                _keep("fragments", x, w, bias, again, lambda y, x, bias, _: (y, x, (bias, *rest, rest[1])) if bias else (y, x))
+                _keep(made, w, again, (m, n), lambda y, x, bias, _: (y, x, (bias, *rest, rest[1])) if bias else (y, x))
             with gpu.use(x.device):
                 if bias is None and x_scales is None:
                     again(y, x)

@@ -156,9 +156,7 @@ class Relaunch:
         )
 
     def plain(self, grid: tuple[int, int, int]) -> Callable[..., None] | None:
-        """The launch of a kernel without maps from its stream and addresses; None where Triton
-        launches.
-        """
+        """The launch of a kernel without maps, likewise."""
         run, function, metadata = self._run, getattr(self, "_function", None), getattr(self, "_metadata", None)
         if run is None or self._launch is not None:
             return None
@@ -181,8 +179,8 @@ MAPS_KEPT = 8
 
 
 class Repeat:
-    """A launch of which all but the stream and addresses is known: those of y and x, whose tensor
-    maps are kept by address, and the record of pointers. `joined`: the map of y is x's.
+    """A launch of which all but the stream and addresses is known; tensor maps of y and x are kept
+    by address. `joined`: the map of y is x's.
     """
 
     __slots__ = ("_grid", "_head", "_joined", "_known", "_launch", "_maps", "_tail")

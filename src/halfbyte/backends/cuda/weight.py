@@ -255,12 +255,10 @@ CALLS_KEPT = 64
 
 
 def call_key(x: Any, w: CudaWeight, bias: Any | None) -> tuple[Any, ...]:
-    """What a product depends on, beside alignment of x: the addresses tell whether a weight's
-    tensors were replaced.
-    """
+    """What a product depends on; the addresses tell whether a weight's tensors were replaced."""
     of_bias = None if bias is None else (bias.dtype, bias.device, bias.data_ptr() % 16)
     codes = next(iter(w.planes.values()))
-    return x.shape, x.stride(), x.dtype, x.device, of_bias, w.scales.data_ptr(), codes.data_ptr()
+    return x.shape, x.stride(), x.data_ptr() % 16, x.dtype, x.device, of_bias, w.scales.data_ptr(), codes.data_ptr()
 
 
 def tensor_of(array: NDArray[Any], device: Any) -> Any:

@@ -1,8 +1,6 @@
 """Launches of the wgmma kernel (the schedule `fused`).
 
-What does not change from call to call is kept with the weight: tile, division of the tiles, tensor
-maps, arguments and the compiled kernel. Binding the arguments and describing five tensors again
-takes the host longer than the GPU needs for a layer.
+What does not change from call to call is kept with the weight (relaunch.py).
 """
 
 from __future__ import annotations
@@ -83,8 +81,8 @@ class CachedKernel:
 
 
 class Again(NamedTuple):
-    """A launch for other addresses: pointers that stay, those of scratch memory where no tile is
-    cut, and how much of it cut tiles need.
+    """A launch for other addresses: pointers that stay, those of scratch memory that is not used,
+    and how much of it cut tiles need.
     """
 
     repeat: Repeat
@@ -95,8 +93,8 @@ class Again(NamedTuple):
 
 
 class FusedCall:
-    """A product that was made before, for other x and y of the same shapes: its launches, and how
-    many bytes of y and x lie before the tokens of each.
+    """A product that was made before: its launches, and the bytes of y and x before the tokens of
+    each.
     """
 
     __slots__ = ("_launches", "_shape")
@@ -105,13 +103,12 @@ class FusedCall:
         self._shape, self._launches = shape, launches
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
-        """y; None where the copy engine cannot read x, or a profiler wants Triton's own launch."""
-        from_x = x.data_ptr()
-        if from_x % 16 or hooked():
+        """y; None where a profiler wants Triton's own launch."""
+        if hooked():
             return None
         device = x.device
         y = torch.empty(self._shape, dtype=x.dtype, device=device)
-        from_y, of_bias = y.data_ptr(), None if bias is None else bias.data_ptr()
+        from_y, from_x, of_bias = y.data_ptr(), x.data_ptr(), None if bias is None else bias.data_ptr()
         with gpu.use(device):
             stream = gpu.stream_of(device)
             for before_y, before_x, (repeat, fixed, scratch, partials, counters) in self._launches:
@@ -227,8 +224,8 @@ def launch(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, y: torch.Tensor, tile: FusedTile, split: WorkSplit,
     blocks: TokenBlocks | None = None, gate: int = 0, x_scales: torch.Tensor | None = None,
 ) -> Again | None:  # fmt: skip
-    """One launch over the tiles of `split`; `x_scales` float32 (m) multiply the sums of tokens. What
-    it leaves for a later one, from the second on.
+    """One launch over the tiles of `split`; `x_scales` float32 (m) multiply the sums of tokens. From
+    the second on, what a later one needs.
     """
     device, engine = x.device, y.dtype == x.dtype and y.shape[1] % 8 == 0
     table = (None, None, None, None) if blocks is None else blocks[:4]
