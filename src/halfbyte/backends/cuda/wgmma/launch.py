@@ -224,8 +224,8 @@ def launch(
     x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None, y: torch.Tensor, tile: FusedTile, split: WorkSplit,
     blocks: TokenBlocks | None = None, gate: int = 0, x_scales: torch.Tensor | None = None,
 ) -> Again | None:  # fmt: skip
-    """One launch over the tiles of `split`; `x_scales` float32 (m) multiply the sums of tokens. What
-    a later one needs, from the second on.
+    """One launch over the tiles of `split`; `x_scales` float32 (m) multiply the sums of tokens.
+    What a later one needs, from the second on.
     """
     device, engine = x.device, y.dtype == x.dtype and y.shape[1] % 8 == 0
     table = (None, None, None, None) if blocks is None else blocks[:4]
