@@ -12,12 +12,14 @@ pytest.importorskip("torch")
 import numpy as np
 
 import torch
+from halfbyte.backends.cuda.tuning.wgmma_tiles import FusedTile
 from halfbyte.backends.cuda.weight import NEAR, to_device
 from halfbyte.backends.cuda.wgmma import launch as fused_launch
 from halfbyte.backends.cuda.wgmma import schedule as fused
 from halfbyte.bench.weights import random_weight
 from halfbyte.numerics.minifloat import element_table
 from support.cuda_recorder import Recorder
+from support.ptx_launch import bound
 
 NAMES = fused_launch.wgmma_kernel.arg_names
 
@@ -103,3 +105,12 @@ def test_another_tile_dtype_or_bias_is_another_kernel(recorder):
     assert len(w.launches) == 5
     fused.fused(torch.zeros(63, 128, dtype=torch.float16), w, None)
     assert len(w.launches) == 5
+
+
+def test_the_number_of_tokens_is_no_part_of_a_kernel():
+    w, x = to_device(random_weight("int4:g128", 128, 128, 0), "cpu"), torch.zeros(4096, 128, dtype=torch.float16)
+    with bound() as seen:
+        for m in (1, 16, 17, 31, 63, 64, 65, 1000, 1024, 4096):
+            w.launches.clear()
+            fused.fused(x[:m], w, None, FusedTile(64, 1, 2, 4))
+    assert len(seen) == 1

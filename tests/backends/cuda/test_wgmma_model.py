@@ -88,3 +88,14 @@ def test_measured_launches_are_launches_that_the_model_knows():
         assert (*split[:2], split[2] if split[1] else 1, step.split.partials) in cuts
         other = model.plan(m, n, units, family, half, 114)
         assert sum(s.end - s.first for s in other) == m
+
+
+@pytest.mark.parametrize(("family", "square", "tall"), [
+    ("int", 9, 7), ("e2m1", 7, 5), ("fine", 10, 6), ("affine", 11, 7), ("wide", 10, 5), ("planes", 8, 5), ("supers", 9, 5),
+])  # fmt: skip
+def test_few_kernels_serve_every_number_of_tokens(family, square, tall):
+    """A tile is a kernel, which m is no part of: so many are compiled for 17 to 4096 tokens."""
+    for n, most in ((4096, square), (14336, tall)):
+        lengths = {model.bucket(m) for m in range(17, 4097)}
+        tiles = {step.tile for m in lengths for step in model.plan(m, n, 64, family, True, 132)}
+        assert len(tiles) <= most
