@@ -143,9 +143,8 @@ struct V {
   }
   static P products(B w, B x) { return _mm256_maddubs_epi16(w, x); }
   static P more(P p, B w, B x) { return _mm256_add_epi16(p, _mm256_maddubs_epi16(w, x)); }
-  static I fold(I acc, P p) {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(p, _mm256_set1_epi16(1)));
-  }
+  static I widen(P p) { return _mm256_madd_epi16(p, _mm256_set1_epi16(1)); }
+  static I add(I a, I b) { return _mm256_add_epi32(a, b); }
 
   static void store_rounded(int8_t *q, F v) {
     const I r = _mm256_cvtps_epi32(v);

@@ -51,7 +51,7 @@ double probe(Probe kind, const uint8_t *data, int64_t count) {
       HB_UNROLL_FOR (int c = 0; c < kChains; ++c) sums[c] = V::more(sums[c], w, x);
     }
     typename V::I all = V::iset(0);
-    for (int c = 0; c < kChains; ++c) all = V::fold(all, sums[c]);
+    for (int c = 0; c < kChains; ++c) all = V::add(all, V::widen(sums[c]));
     float sink[kPanelRows];
     V::fstore(sink, V::cvt(all));
     keep = (int32_t)sink[0];

@@ -140,12 +140,14 @@ HB_INLINE auto scales_of(const Block &b, int v0) {
 
 // MT tokens by NV vectors of rows, int8 activations. STEPS: vectors of 16-bit products that are
 // added before the sum is widened to 32 bits; 0: V::dot, which adds in 32 bits. SPANS: one scale of
-// the activations covers several segments.
+// the activations covers several segments. With STEPS the 32-bit sums of a single iteration begin
+// where its first 16-bit sums end, so that the two need few registers at the same time.
 template <class V, int MT, int NV, int STEPS, class Source, bool SPANS>
 void tile_i8(const Block &b, int t0, int v0) {
   using B = typename V::B;
   constexpr int H = kPanelRows / V::W, bits = Source::bits;
   constexpr int inputs = Source::unroll;
+  constexpr bool starts_late = STEPS != 0 && Source::single;
   static_assert(inputs % (4 * (STEPS ? STEPS : 1)) == 0 &&
                     (!Source::fused || inputs % unit_inputs(bits) == 0),
                 "an iteration is whole units");
@@ -175,8 +177,9 @@ void tile_i8(const Block &b, int t0, int v0) {
   for (int s = 0; s < segments; ++s) {
     typename V::I acc[MT][NV];
     typename V::P pairs[MT][NV];
-    HB_UNROLL_FOR (int t = 0; t < MT; ++t)
-      HB_UNROLL_FOR (int j = 0; j < NV; ++j) acc[t][j] = V::iset(x_start[s * MT + t]);
+    if constexpr (!starts_late)
+      HB_UNROLL_FOR (int t = 0; t < MT; ++t)
+        HB_UNROLL_FOR (int j = 0; j < NV; ++j) acc[t][j] = V::iset(x_start[s * MT + t]);
     int iteration = 0;
     do {
       if constexpr (Source::fused)
@@ -209,7 +212,12 @@ void tile_i8(const Block &b, int t0, int v0) {
         if constexpr (STEPS != 0)
           if constexpr ((i + 1) % (STEPS ? STEPS : 1) == 0)
             HB_UNROLL_FOR (int t = 0; t < MT; ++t)
-              HB_UNROLL_FOR (int j = 0; j < NV; ++j) acc[t][j] = V::fold(acc[t][j], pairs[t][j]);
+              HB_UNROLL_FOR (int j = 0; j < NV; ++j) {
+                if constexpr (starts_late && i < STEPS)
+                  acc[t][j] = V::widen(pairs[t][j]);
+                else
+                  acc[t][j] = V::add(acc[t][j], V::widen(pairs[t][j]));
+              }
       });
       HB_UNROLL_FOR (int j = 0; j < NV; ++j) {
         if constexpr (Source::fused)
@@ -219,6 +227,10 @@ void tile_i8(const Block &b, int t0, int v0) {
       }
       x += MT * inputs;
     } while (!Source::single && ++iteration < iterations);
+    if constexpr (starts_late)
+      HB_UNROLL_FOR (int t = 0; t < MT; ++t)
+        HB_UNROLL_FOR (int j = 0; j < NV; ++j)
+          acc[t][j] = V::add(acc[t][j], V::iset(x_start[s * MT + t]));
     typename V::F sum[MT][NV];
     scales.load();
     if constexpr (!SPANS) {
@@ -421,10 +433,12 @@ template <class V, int STEPS>
 void buffered_i8(const Block &b) {
   if (b.seg == 64) return blocks_i8<V, STEPS, FromBuffer<64, true>>(b);
   if (b.seg == 32) return blocks_i8<V, STEPS, FromBuffer<32, true>>(b);
-  if (b.seg == 16) return blocks_i8<V, STEPS, FromBuffer<16, true>>(b);
+  if constexpr (STEPS <= 4)
+    if (b.seg == 16) return blocks_i8<V, STEPS, FromBuffer<16, true>>(b);
   if (b.seg % 64 == 0) return blocks_i8<V, STEPS, FromBuffer<64>>(b);
   if (b.seg % 32 == 0) return blocks_i8<V, STEPS, FromBuffer<32>>(b);
-  if (b.seg % 16 == 0) return blocks_i8<V, STEPS, FromBuffer<16>>(b);
+  if constexpr (STEPS <= 4)
+    if (b.seg % 16 == 0) return blocks_i8<V, STEPS, FromBuffer<16>>(b);
   if constexpr (STEPS <= 2) blocks_i8<V, STEPS, FromBuffer<8>>(b);
 }
 
@@ -437,7 +451,7 @@ constexpr int steps(int most) {
 
 template <class V>
 void planes_i8(const Block &b) {
-  constexpr int two = steps<V>(2), four = steps<V>(4);
+  constexpr int two = steps<V>(2), four = steps<V>(4), eight = steps<V>(8);
   if (b.weight->element == Element::table) {
     if (V::sums_in_16_bits && b.widest > 32) return blocks_i8<V, 0, FromPlanes<16, 4, true>>(b);
     if (b.seg == 32) return blocks_i8<V, four, FromPlanes<32, 4, true, true>>(b);
@@ -449,10 +463,10 @@ void planes_i8(const Block &b) {
     case 2:
       return blocks_i8<V, four, FromPlanes<16, 2>>(b);
     case 3:
-      return blocks_i8<V, four, FromPlanes<32, 3>>(b);
+      return blocks_i8<V, eight, FromPlanes<32, 3>>(b);
     case 4:
-      return b.seg == 32 ? blocks_i8<V, four, FromPlanes<32, 4, false, true>>(b)
-                         : blocks_i8<V, four, FromPlanes<32, 4>>(b);
+      return b.seg == 32 ? blocks_i8<V, eight, FromPlanes<32, 4, false, true>>(b)
+                         : blocks_i8<V, eight, FromPlanes<32, 4>>(b);
     case 5:
       return blocks_i8<V, four, FromPlanes<32, 5>>(b);
     case 6:
@@ -466,6 +480,7 @@ template <class V>
 void block_i8(const Block &b) {
   if constexpr (V::fuses)
     if (!b.w) return planes_i8<V>(b);
+  if (b.widest <= 16 && b.seg % 32 == 0) return buffered_i8<V, steps<V>(8)>(b);
   if (b.widest <= 32 && b.seg % 16 == 0) return buffered_i8<V, steps<V>(4)>(b);
   if (b.widest <= 64) return buffered_i8<V, steps<V>(2)>(b);
   if (b.widest <= 127) return buffered_i8<V, steps<V>(1)>(b);

@@ -24,7 +24,7 @@ struct Tiles {
 //                               tokens vectors four two one minima panels fused alternative
 constexpr Tiles kAvx512Int8 = {8, 2, 2, 4, 4, 2, 2, 16, 6};
 constexpr Tiles kAvx512Float = {8, 2, 2, 4, 4, 4, 2, 16, 0};
-constexpr Tiles kAvx2Int8 = {4, 1, 1, 2, 8, 4, 4, 4, 0};
+constexpr Tiles kAvx2Int8 = {4, 2, 2, 4, 8, 4, 4, 4, 0};
 constexpr Tiles kAvx2Float = {6, 2, 2, 4, 8, 8, 2, 8, 0};
 constexpr Tiles kNeonInt8 = {4, 4, 4, 8, 8, 8, 4, 4, 0};
 constexpr Tiles kNeonFloat = {4, 4, 4, 8, 8, 8, 2, 8, 0};
