@@ -219,8 +219,15 @@ def test_streams_profilers_and_other_schedules(host, m):
     assert host.calls[-1][3] == 9
     host.stream = 7
     invariant = Prepared(w.backend, w.format, w.shape, w.data, w.nbytes, invariant=True)
-    linear(x, invariant)
-    assert host.calls[-1] != usual
+    for one, options, expected in ((invariant, {}, None), (w, {"schedule": "fused"}, forced)):
+        got = []
+        for _ in range(4):
+            made = host.kernel.through_triton
+            linear(x, one, **options)
+            got.append(host.calls[-1])
+        assert host.kernel.through_triton == made
+        assert got == [expected or got[0]] * 4
+        assert expected or got[0] != usual
     linear(x, w)
     assert host.calls[-1] == usual
     seen = []

@@ -172,13 +172,6 @@ def _keep(
         w.launches.keep(key, PlainCall(launch, again.rest, shape, arguments, split))
 
 
-def _again(key: Any, x: torch.Tensor, w: CudaWeight, bias: torch.Tensor | None) -> torch.Tensor | None:
-    """A product by what was kept, or None."""
-    again = w.launches.calls.get(key)
-    y: torch.Tensor | None = None if again is None else again(x, bias)
-    return y
-
-
 def _inputs(x: torch.Tensor, w: CudaWeight, whole: int = 8) -> torch.Tensor:
     """x in the weight's input order, inner stride 1, padded with zeros to a multiple of `whole`
     inputs.
@@ -199,7 +192,7 @@ def matvec(
     m, n = x.shape[0], w.shape[0]
     x = _inputs(x, w)
     key = ("matvec", *call_key(x, w, bias)) if tile is None and packed else None
-    y = _again(key, x, w, bias)
+    y: torch.Tensor | None = w.launches.again(key, x, bias)
     if y is not None:
         return y
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
@@ -226,7 +219,7 @@ def matmul(
     m, n = x.shape[0], w.shape[0]
     x = _inputs(x, w)
     key = ("matmul", *call_key(x, w, bias)) if tile is None and packed else None
-    y = _again(key, x, w, bias)
+    y: torch.Tensor | None = w.launches.again(key, x, bias)
     if y is not None:
         return y
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)

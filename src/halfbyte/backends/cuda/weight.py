@@ -112,6 +112,11 @@ class Launches(dict[Any, Any]):
         super().__init__(*given)
         self.calls: dict[Any, Any] = {}
 
+    def again(self, key: Any, x: Any, bias: Any | None) -> Any | None:
+        """A product by what was kept, or None."""
+        call = self.calls.get(key)
+        return None if call is None else call(x, bias)
+
     def keep(self, key: Any, call: Any) -> None:
         """Keep a whole product, and no more of them than CALLS_KEPT."""
         if call is None:
