@@ -5,6 +5,7 @@ the environments of `make test-ecosystem`.
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from pathlib import Path
 
@@ -21,6 +22,7 @@ MLX = {
     "KL divergence and perplexity beside a baseline": ("part", "mlx_lm.perplexity:eval_ppl"),
     "OpenAI-compatible server": ("yes", "mlx_lm.server:main"),
     "train adapters over packed weights": ("yes", "mlx_lm.lora:main"),
+    "convert packed weights between layouts without loss": ("part", "mlx_lm.utils:_compressed_tensors_quantization"),
     "speculative decoding": ("yes", "mlx_lm.generate:speculative_generate_step"),
 }
 TRANSFORMERS = {
@@ -28,7 +30,7 @@ TRANSFORMERS = {
         "yes",
         "transformers.quantizers.quantizer_compressed_tensors:CompressedTensorsHfQuantizer",
     ),
-    "run MLX checkpoints": ("part", "transformers.quantizers.quantizer_metal:MetalHfQuantizer"),
+    "run MLX checkpoints": ("no", "transformers.quantizers.quantizer_metal:MetalHfQuantizer"),
     "quantize without calibration": ("yes", "transformers:BitsAndBytesConfig"),
     "quantize with calibration text": ("part", "transformers:GPTQConfig"),
     "OpenAI-compatible server": ("yes", "transformers.cli.serve:Serve"),
@@ -44,12 +46,21 @@ LLAMA_CPP = {
     "speculative decoding": ("yes", "llama_cpp.llama_speculative:LlamaPromptLookupDecoding"),
 }
 GPTQMODEL = {
+    "run a GGUF file": ("part", "gptqmodel.utils.internal_gguf:GGUFReader"),
+    "speculative decoding": ("part", "gptqmodel.models.base:BaseQModel.generate"),
     "run GPTQ, AWQ, compressed-tensors": ("part", "gptqmodel:GPTQModel"),
     "quantize without calibration": ("yes", "gptqmodel.quantization.config:RTNConfig"),
     "quantize with calibration text": ("yes", "gptqmodel.quantization.config:GPTQConfig"),
-    "OpenAI-compatible server": ("yes", "gptqmodel.models.base:BaseQModel.serve"),
+    "OpenAI-compatible server": ("part", "gptqmodel.models.base:BaseQModel.serve"),
     "train adapters over packed weights": ("yes", "gptqmodel.adapter.adapter:Lora"),
 }
+LLAMA_CPP_SOURCES = {
+    "convert packed weights between layouts without loss": ("part", "conversion/base.py", "def repack_mxfp4_blocks"),
+    "refuse or state the error of a conversion": ("part", "src/llama-quant.cpp", "requantizing from type"),
+    "check a file: what is wrong, what engines will do": ("part", "common/arg.cpp", '"--check-tensors"'),
+    "KL divergence and perplexity beside a baseline": ("yes", "tools/perplexity/perplexity.cpp", "kl_divergence"),
+}
+"""Rows -> what is said, and a file of llama.cpp's sources with the words that show it."""
 CHECKED = {"mlx-lm": MLX, "transformers": TRANSFORMERS, "llama.cpp": LLAMA_CPP, "GPTQModel": GPTQMODEL}
 
 
@@ -85,6 +96,14 @@ def test_llama_cpp_has_it(row):
     assert has(LLAMA_CPP[row][1])
 
 
+@pytest.mark.ecosystem("llama-cpp-python")
+@pytest.mark.parametrize("row", LLAMA_CPP_SOURCES)
+def test_llama_cpp_has_it_in_its_sources(row):
+    said, file, words = LLAMA_CPP_SOURCES[row]
+    assert cell(row, "llama.cpp") == said
+    assert words in (Path(os.environ["HALFBYTE_LLAMA_CPP"]) / file).read_text("utf-8")
+
+
 @pytest.mark.ecosystem("gptqmodel")
 @pytest.mark.parametrize("row", GPTQMODEL)
 def test_gptqmodel_has_it(row):
@@ -105,6 +124,19 @@ def test_mlx_lm_runs_no_gguf(tmp_path):
 @pytest.mark.parametrize("row", TRANSFORMERS)
 def test_transformers_has_it(row):
     assert has(TRANSFORMERS[row][1])
+
+
+@pytest.mark.ecosystem("transformers")
+def test_transformers_refuses_an_mlx_folder(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    import halfbyte
+
+    write_smollm2(tmp_path / "model.gguf")
+    halfbyte.convert(tmp_path / "model.gguf", tmp_path / "mlx", to="mlx", lossy=True)
+    assert cell("run MLX checkpoints", "transformers") == "no"
+    with pytest.raises(ValueError, match="quant_method"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "mlx")
 
 
 @pytest.mark.ecosystem("transformers")
