@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from halfbyte.conversion.edges import convert_tensor
+from halfbyte.conversion.recipe import format_for
 from halfbyte.conversion.targets import candidates, codecs_of, goal_named
-from halfbyte.formats import format_named
+from halfbyte.formats import codec_names, format_named
 from halfbyte.layouts import LAYOUTS
+from halfbyte.tensor.quantize import quantize
 from support.memory_checkpoint import packed
 
 INPUTS = 512
@@ -79,3 +82,13 @@ def test_a_weight_of_3_bits_goes_to_its_own_width_and_to_those_that_engines_read
 
 def test_groups_of_matmulnbits_are_powers_of_two():
     assert sizes(512, "onnx:uint4") == [256, 128, 64, 32, 16]
+
+
+@pytest.mark.parametrize("word", [w for w in codec_names() if not w.startswith(("iq1", "iq2", "iq3", "tq"))])
+def test_every_codec_that_can_be_written_is_a_target(word):
+    """Of `convert` and of `quantize`, whatever options its format takes."""
+    dense = np.random.default_rng(0).standard_normal((8, INPUTS)).astype(np.float32)
+    q = convert_tensor(quantize(dense, "q8_0"), f"halfbyte:{word}", lossy=True)
+    assert q.format.name == word
+    fmt, why = format_for(goal_named(f"halfbyte:{word}"), "float32", dense.shape)
+    assert fmt.name == word, why

@@ -102,6 +102,13 @@ def test_the_command_line_finds_it(pow2, tmp_path, capsys):
     assert "pow2:g32" in capsys.readouterr().out
     assert main(["dequantize", path, dense]) == 0
     assert main(["verify", path, dense]) == 0
+    again, other = tmp_path / "again.safetensors", tmp_path / "other.safetensors"
+    assert main(["quantize", dense, str(again), "--to", "halfbyte:pow2:g16"]) == 0
+    assert main(["convert", path, str(other), "--to", "halfbyte:int8:g32", "--lossy"]) == 0
+    assert main(["convert", str(other), str(tmp_path / "back.safetensors"), "--to", "halfbyte:pow2", "--lossy"]) == 0
+    for file, fmt in ((again, "pow2:g16"), (tmp_path / "back.safetensors", "pow2:g32")):
+        with open_checkpoint(file) as ckpt:
+            assert str(ckpt["w"].format) == fmt
 
 
 def test_it_is_gone_afterwards():

@@ -735,14 +735,19 @@ def _no_index(f: Facts) -> bool:
     return bool(names) and not {INDEX, "model.safetensors"} & names and any(n.endswith(".safetensors") for n in names)
 
 
+def _part_group(f: Facts) -> bool:
+    """A row that ends within a group."""
+    rows = f.format is not None and f.format.grouping == "row"
+    return rows and f.info is not None and f.info.shape[-1] % max(f.format.group_size, 1) != 0
+
+
 def _part_blocks(f: Facts) -> bool:
     """What bitsandbytes' kernel for AVX512-BF16 does not take: rows that are no whole blocks,
     outputs that are no multiple of 32.
     """
     if f.info is None or f.info.format is None or f.bits != 4 or "avx512_bf16" not in cpu_flags():
         return False
-    n, k = f.info.shape[-2:]
-    return bool(n % 32 or k % max(f.info.format.group_size, 1))
+    return bool(f.info.shape[-2] % 32 or f.info.shape[-1] % max(f.info.format.group_size, 1))
 
 
 def _unlisted_dense(f: Facts) -> bool:
@@ -953,6 +958,8 @@ RULES: tuple[Rule, ...] = (
          _other_modelopt_algo, to="compressed-tensors", whole=True),
     Rule("vllm", ("awq",), REFUSED, "AWQ words of 4 bits are read, no others",
          "https://github.com/casper-hansen/AutoAWQ/issues/575", lambda f: f.bits not in (0, 4), to="compressed-tensors"),
+    Rule("vllm", ("gptq", "awq", "compressed-tensors"), REFUSED, "rows have to be whole groups",
+         f"{_VLLM}/tree/main/vllm/model_executor/layers/quantization", _part_group),
     Rule("vllm", ("gptq",), REFUSED,
          "modules_in_block_to_quantize leaves the module out, for which vLLM then wants a dense weight", OBSERVED, _unlisted),
     Rule("vllm", ("gptq",), REFUSED, "vLLM wants zero points, and the file's are empty", OBSERVED, _no_zero_points, to="gptq-v2"),
@@ -1001,6 +1008,8 @@ RULES: tuple[Rule, ...] = (
     Rule("mlx", ("gpt-oss",), REFUSED, "mlx-lm reads fused experts (w13, w2) of no model", OBSERVED, _fused_experts, to="mlx"),
     Rule("mlx", ("awq",), REFUSED, "AWQ words are read since 0.32 at the latest", OBSERVED, _always,
          before=(0, 32), to="mlx", whole=True),
+    *(Rule(engine, (kind,), REFUSED, "rows have to be whole groups", OBSERVED, _part_group)
+      for engine, kind in (("mlx", "awq"), ("transformers", "compressed-tensors"))),
     Rule("mlx", ("mlx",), REFUSED, "mlx-lm reads experts stacked (switch_mlp), not one by one", OBSERVED,
          lambda f: _single_expert(f) and f.checkpoint.config.get("model_type") != "mixtral", to="mlx"),
     Rule("mlx", MLX_FOLDERS, REFUSED, "config.json has no num_experts or no rope_theta, which mlx-lm needs",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from ..checkpoints import TensorInfo
 from ..errors import FormatError, ShapeError
-from ..formats import family_of, format_named
+from ..formats import family_of, format_named, takes
 from ..formats.ggml.types import GGML_BY_CODEC
 from ..layouts import LAYOUTS
 from ..layouts.quant_config.module_rules import check_rule
@@ -158,7 +158,7 @@ def format_for(goal: Goal, dtype: str, shape: tuple[int, ...]) -> tuple[Format, 
 def _format(goal: Goal, dtype: str) -> Format:
     word, size, holds = str(goal.target.codec), goal.target.group_size, LAYOUTS[goal.layout].holds
     usual = format_named(word)
-    if usual.float_scale and not usual.family.startswith("ggml"):
+    if takes(usual, "scale_dtype"):
         own = goal.scale_dtype or (dtype if dtype in FLOAT_SCALES and dtype != "float32" else "float16")
         return format_named(word, size, scale_dtype=own)
     if usual.family in ("nvfp4", "ggml_fp4"):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import FormatError, LayoutError
-from ..formats import format_named
+from ..formats import format_named, takes
 from ..layouts import LAYOUTS, Holds, Layout, layout_aliases, written_layouts
 from ..spec import FLOAT_SCALES, Format, Target
 from ..tensor.qtensor import QTensor
@@ -161,7 +161,7 @@ def _formats(q: QTensor, word: str, holds: Holds | None, goal: Goal) -> Iterator
     """Formats of a word for `q`: group sizes, then tensor scales, then dtypes of scales."""
     usual = format_named(word)
     for size in _groups(q, usual, holds, goal.target.group_size):
-        if usual.float_scale and not usual.name.startswith(("q", "iq")):
+        if takes(usual, "scale_dtype"):
             for dtype in _dtypes(q, holds, goal.scale_dtype):
                 yield format_named(word, size, scale_dtype=dtype)
         elif usual.family in ("nvfp4", "ggml_fp4"):
@@ -175,7 +175,7 @@ def _groups(q: QTensor, usual: Format, holds: Holds | None, asked: int | None) -
     if asked is not None:
         yield asked
         return
-    if not usual.float_scale or usual.family.startswith("ggml"):
+    if not takes(usual, "scale_dtype"):
         yield usual.group_size
         return
     own, k, act = q.format.group_size, q.shape[-1], "group_index" in q.parts

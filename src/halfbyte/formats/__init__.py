@@ -59,6 +59,11 @@ def family_of(fmt: Format) -> Family:
     return (_COMPOSITES if fmt.extra in EXTRA_PARTS else FAMILIES)[fmt.family]
 
 
+def takes(fmt: Format, option: str) -> bool:
+    """Whether the codec of `fmt` is spelled with this option."""
+    return option in FAMILIES[fmt.family].options_of(fmt.name)
+
+
 def packed_nbytes(fmt: Format, shape: Sequence[int], rows: int = 1) -> int:
     """Bytes of the canonical parts of a weight, its rows padded to a multiple of `rows`."""
     padded = (*shape[:-2], -(-shape[-2] // rows) * rows, shape[-1])

@@ -58,6 +58,10 @@ class Family(ABC):
     format_options: ClassVar[tuple[str, ...]] = ()
     """Options of `format` other than the group size; `quantize` passes all others to `encode`."""
 
+    def options_of(self, codec: str) -> tuple[str, ...]:
+        """Those of `format_options` that a codec takes."""
+        return self.format_options
+
     def policies_of(self, codec: str) -> tuple[str, ...]:
         """Producers whose bytes `encode` reproduces for a codec."""
         return tuple(p for p in self.policies if codec in self.policy_codecs.get(p, self.codecs))

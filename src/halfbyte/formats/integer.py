@@ -54,13 +54,15 @@ class Integer(Family):
         "bitsandbytes": ("bnb_int8",),
     }
 
+    def options_of(self, codec: str) -> tuple[str, ...]:
+        return () if codec == "bnb_int8" else self.format_options
+
     def format(self, codec: str, group_size: int | None = None, **options: Any) -> Format:
         element, bits = _CODECS[codec]
+        only_options(codec, options, self.options_of(codec))
         if codec == "bnb_int8":
-            only_options(codec, options, ())
             check_group(codec, -1 if group_size is None else group_size, (-1,))
             return Format("integer", codec, bits, element, -1, "float32", divisor=127.0)
-        only_options(codec, options, self.format_options)
         if options.get("inverse") and element != "int":
             raise FormatError(f"[format] {codec} with inverse; allowed for int1 to int8, which have no stored zero point")
         group = check_group(codec, 128 if group_size is None else group_size)
