@@ -128,9 +128,8 @@ def test_transformers_has_it(row):
 
 @pytest.mark.ecosystem("transformers")
 def test_transformers_refuses_an_mlx_folder(tmp_path):
-    from transformers import AutoModelForCausalLM
-
     import halfbyte
+    from transformers import AutoModelForCausalLM
 
     write_smollm2(tmp_path / "model.gguf")
     halfbyte.convert(tmp_path / "model.gguf", tmp_path / "mlx", to="mlx", lossy=True)

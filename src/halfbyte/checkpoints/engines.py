@@ -737,8 +737,9 @@ def _no_index(f: Facts) -> bool:
 
 def _part_group(f: Facts) -> bool:
     """A row that ends within a group."""
-    rows = f.format is not None and f.format.grouping == "row"
-    return rows and f.info is not None and f.info.shape[-1] % max(f.format.group_size, 1) != 0
+    if f.info is None or f.info.format is None or f.info.format.grouping != "row":
+        return False
+    return f.info.shape[-1] % max(f.info.format.group_size, 1) != 0
 
 
 def _part_blocks(f: Facts) -> bool:
