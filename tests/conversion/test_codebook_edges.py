@@ -4,6 +4,7 @@ that the source's mean, in Fractions.
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -65,11 +66,19 @@ def held(value: Fraction | None, kind: str) -> bool:
     return bool(np.isfinite(there)) and Fraction(there) == value
 
 
+def always_held(kind: str, to: str) -> bool:
+    """Whether each finite scale of a kind is one of another."""
+    if kind in ("float16", "bfloat16", "float32"):
+        return to in (kind, "float32")
+    table = scale_table(kind)
+    return all(held(Fraction(float(x)), to) for x in table[np.isfinite(table)])
+
+
 def edge(q: QTensor, fmt: Format) -> tuple[dict[str, np.ndarray], list[str], str]:
     """(parts, conditions, "") or ({}, [], the refusal)."""
     checks = Checks()
     try:
-        return to_codebook(q, fmt, checks), checks.met, ""
+        return to_codebook(q, fmt, checks), [*checks.rewritten, *checks.met], ""
     except MisfitError as error:
         return {}, [], str(error)
 
@@ -100,11 +109,38 @@ def test_one_level_holds_a_scale_where_its_table_does(to: str):
         negative = bool(np.signbit(q.parts["scales"][0, 0]) if own.float_scale else q.parts["scales"][0, 0] & 0x80)
         moved = (to in ("e8m0", "ue4m3") and own.scale not in ("e8m0", "ue4m3") and negative) or (to == "e8m0" and value == 0)
         assert ("signs of scales are moved into the codes" in met) == moved
-        plain = own.scale == to or (to == "float32" and not own.global_op)
+        plain = not own.global_op and always_held(own.scale, to)
         if to not in ("e4m3", "ue4m3"):
             words = "powers of two" if to == "e8m0" else f"{to} numbers"
             assert (f"block scales are {words}" in met) == (not plain)
     assert min(outcomes.values()) > 20
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("own", FORMATS)
+def test_an_edge_is_exact_unconditionally_where_all_finite_scales_have_one(own: str, to: str):
+    """Of hard bytes, or floats, under ordinary and hard tensor scales: where some are refused the
+    others are `exact-if`, where none is, all are `exact`.
+    """
+    source, fmt = FORMATS[own], FORMATS[to]
+    if to in FP4:
+        fmt = fmt.with_(group_size=source.group_size)
+    scales = FLOATS[:-2] if source.float_scale else (0, 1, 2, 0x38, 0x39, 0x7E, 0x7F, 0x80, 0xB9, 0xF0, 0xFE, 0xFF)
+    factors = (1.0, 3.0, 0.1, 2688.0, 2.0**-140) if source.global_op else (1.0,)
+    kinds, refused = {}, False
+    for *pair, factor in itertools.product(scales, (*scales[2:4], scales[6]), factors):
+        q = weight(source, pair, factor)
+        if None in meant(q):
+            continue
+        checks = Checks()
+        try:
+            parts = to_codebook(q, fmt, checks)
+        except MisfitError:
+            refused = True
+            continue
+        assert same(QTensor(fmt, q.shape, parts), q)
+        kinds[checks.kind] = checks.why
+    assert set(kinds) == {"exact-if" if refused else "exact"}, kinds
 
 
 @pytest.mark.parametrize("to", TWO_LEVELS)
@@ -158,14 +194,14 @@ def test_bytes_that_both_kinds_read_alike_are_kept():
     for byte in range(256):
         stored = np.array([0x38, byte], np.uint8)
         for kind in ("e4m3", "ue4m3"):
-            assert scale_bytes(stored, kind, kind) is stored
+            assert scale_bytes(stored, kind, kind, Checks()) is stored
         if byte & 0x7F == 0x7F:
             for source, target in (("e4m3", "ue4m3"), ("ue4m3", "e4m3")):
                 with pytest.raises(MisfitError, match=f"^1 block scale bytes are {byte:#04x}, which E4M3 reads as NaN"):
-                    scale_bytes(stored, source, target)
+                    scale_bytes(stored, source, target, Checks())
         else:
-            assert scale_bytes(stored, "e4m3", "ue4m3").tolist() == [0x38, byte]
-            assert scale_bytes(stored, "ue4m3", "e4m3").tolist() == [0x38, byte & 0x7F]
+            assert scale_bytes(stored, "e4m3", "ue4m3", Checks()).tolist() == [0x38, byte]
+            assert scale_bytes(stored, "ue4m3", "e4m3", Checks()).tolist() == [0x38, byte & 0x7F]
 
 
 def test_factors_of_the_matrices_of_a_stack():

@@ -14,7 +14,7 @@ from ..errors import CheckpointError
 from .drawing import ChatTemplate, MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
 from .engine import ActivationsOption, Engine, EngineOption, text_model
 from .failures import complain
-from .opening import AllowUnknown, ConfigOption
+from .opening import AllowUnknown, BackendOption, ConfigOption, DeviceOption
 from .terminal import print_json, printable
 
 COMMANDS = """/help            this text
@@ -38,8 +38,8 @@ def chat(
     seed: Seed = 0,
     chat_template: ChatTemplate = None,
     activations: ActivationsOption = "exact",
-    backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    backend: BackendOption = None,
+    device: DeviceOption = "cpu",
     engine: EngineOption = Engine.auto,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,

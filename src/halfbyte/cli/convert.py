@@ -15,7 +15,7 @@ import typer
 from ..checkpoints.inspect import pattern_of
 from ..errors import FormatError, plural
 from .failures import complain, complain_of_notes
-from .opening import AllowUnknown, ConfigOption, open_with, warn_of_missing_tokenizer
+from .opening import AllowUnknown, ConfigOption, ForceOption, ShardSizeOption, open_with, warn_of_missing_tokenizer
 from .terminal import Column, human_bytes, print_json, print_table, print_wrapped, printable, progress
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def convert(
         str | None, typer.Option(help="float16, bfloat16 or float32 for group scales, instead of one that holds them exactly.")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Tensors converted at a time; 0: one a processor, at most 4.")] = 0,
-    max_shard_size: Annotated[str, typer.Option(help="Most bytes of one file of a folder: 5GB, 500MB, 2GiB.")] = "5GB",
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    max_shard_size: ShardSizeOption = "5GB",
+    force: ForceOption = False,
     tensors: TensorsOption = False,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,

@@ -9,7 +9,7 @@ import typer
 
 from ..errors import plural
 from .failures import complain, complain_of_notes
-from .opening import AllowUnknown, ConfigOption, open_with, warn_of_missing_tokenizer
+from .opening import AllowUnknown, ConfigOption, ForceOption, ShardSizeOption, open_with, warn_of_missing_tokenizer
 from .terminal import human_bytes, print_json, print_wrapped, progress
 
 
@@ -23,8 +23,8 @@ def dequantize(
     arithmetic: Annotated[
         str, typer.Option(help="exact: the real value rounded once. producer: bit for bit what the producer's own decoder gives.")
     ] = "exact",
-    max_shard_size: Annotated[str, typer.Option(help="Most bytes of one file of a folder: 5GB, 500MB, 2GiB.")] = "5GB",
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    max_shard_size: ShardSizeOption = "5GB",
+    force: ForceOption = False,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="One line of JSON about what was written.")] = False,

@@ -13,7 +13,17 @@ import typer
 from ..errors import UnsupportedError, plural
 from .engine import ActivationsOption
 from .generate import peak_memory
-from .opening import AllowUnknown, ConfigOption, check_report, config_of, downloaded, open_with
+from .opening import (
+    AllowUnknown,
+    BackendOption,
+    ConfigOption,
+    DeviceOption,
+    DtypeOption,
+    check_report,
+    config_of,
+    downloaded,
+    open_with,
+)
 from .terminal import Column, human_bytes, print_json, print_table, print_wrapped, progress
 
 _LAYERS = (Column("after"), Column("cosine", True), Column("smallest", True), Column("rel. RMS", True))
@@ -39,9 +49,9 @@ def eval(
     min_cosine: Annotated[str | None, typer.Option(help="0.99 for every layer and the embedding.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots here.")] = None,
     activations: ActivationsOption = "exact",
-    backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    backend: BackendOption = None,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,
     baseline_config: Annotated[str | None, typer.Option(help="As --config, for the baseline.")] = None,

@@ -10,7 +10,7 @@ import typer
 
 from .drawing import MinP, RepeatPenalty, Seed, Stop, Temperature, TopK, TopP
 from .engine import ActivationsOption, Engine, EngineOption, text_model
-from .opening import AllowUnknown, ConfigOption
+from .opening import AllowUnknown, BackendOption, ConfigOption, DeviceOption, DtypeOption
 from .terminal import human_bytes, human_count, print_json, print_wrapped
 
 
@@ -28,9 +28,9 @@ def generate(
     stop: Stop = None,
     seed: Seed = 0,
     activations: ActivationsOption = "exact",
-    backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`; without it the best that serves.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    backend: BackendOption = None,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
     engine: EngineOption = Engine.auto,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,

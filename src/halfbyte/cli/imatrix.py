@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import plural
-from .opening import AllowUnknown, ConfigOption, open_with
+from .opening import AllowUnknown, ConfigOption, ForceOption, open_with
 from .terminal import print_json, print_wrapped, progress
 
 
@@ -22,7 +22,7 @@ def imatrix(
     context: Annotated[int, typer.Option(min=8, help="Tokens of a sequence.")] = 512,
     sequences: Annotated[int, typer.Option(min=1, help="Sequences, spread evenly over the text.")] = 32,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda; auto takes a GPU if there is one.")] = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    force: ForceOption = False,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: one record.")] = False,

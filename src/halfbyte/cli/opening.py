@@ -1,5 +1,5 @@
-"""The options with which every command opens a checkpoint: another quantization config, and what
-may be passed over.
+"""The options that several commands have: how a checkpoint is opened (another quantization config,
+what may be passed over), where a model runs, how output is written.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ AllowUnknown = Annotated[
         help="Pass over this tensor or config key (or pattern with *) that inspect calls unknown or missing.",
     ),
 ]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")]
+ShardSizeOption = Annotated[str, typer.Option(help="Most bytes of one file of a folder: 5GB, 500MB, 2GiB.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")]
+DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
+BackendOption = Annotated[str | None, typer.Option(help="One of `halfbyte backends`; without it the best that serves.")]
 
 
 def config_of(text: str | None) -> dict[str, Any] | None:

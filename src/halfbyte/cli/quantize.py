@@ -14,7 +14,7 @@ from ..errors import FormatError, HalfbyteError, plural
 from .convert import TensorsOption, rows_of
 from .failures import complain_of_notes
 from .generate import peak_memory
-from .opening import AllowUnknown, ConfigOption, check_report, open_with, warn_of_missing_tokenizer
+from .opening import AllowUnknown, ConfigOption, ForceOption, ShardSizeOption, check_report, open_with, warn_of_missing_tokenizer
 from .terminal import Column, human_bytes, print_json, print_table, print_wrapped, progress
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ def quantize(
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would be done with each tensor; write nothing.")] = False,
     workers: Annotated[int, typer.Option(min=0, help="Tensors at a time; 0: one a processor, at most 4.")] = 0,
-    max_shard_size: Annotated[str, typer.Option(help="Most bytes of one file of a folder: 5GB, 500MB, 2GiB.")] = "5GB",
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    max_shard_size: ShardSizeOption = "5GB",
+    force: ForceOption = False,
     tensors: TensorsOption = False,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,

@@ -9,7 +9,7 @@ import typer
 
 from ..errors import CheckpointError, plural
 from .engine import ActivationsOption, Engine, EngineOption, text_model
-from .opening import AllowUnknown, ConfigOption
+from .opening import AllowUnknown, BackendOption, ConfigOption, DeviceOption, ForceOption
 from .terminal import print_json, print_wrapped, progress
 
 
@@ -23,10 +23,10 @@ def sample(
         int, typer.Option(min=1, help="Sequences that the transformers engine draws at once, on a GPU hundreds.")
     ] = 1,
     activations: ActivationsOption = "exact",
-    backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`; without it the best that serves.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    backend: BackendOption = None,
+    device: DeviceOption = "cpu",
     engine: EngineOption = Engine.auto,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    force: ForceOption = False,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,
     json: Annotated[bool, typer.Option("--json", help="JSON Lines: one record.")] = False,

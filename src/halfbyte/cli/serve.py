@@ -11,7 +11,7 @@ import typer
 from .drawing import ChatTemplate
 from .engine import ActivationsOption
 from .failures import complain
-from .opening import AllowUnknown, ConfigOption, config_of, downloaded, open_with
+from .opening import AllowUnknown, BackendOption, ConfigOption, DeviceOption, DtypeOption, config_of, downloaded, open_with
 from .terminal import printable
 
 
@@ -30,9 +30,9 @@ def serve(
     ] = 16384,
     cors: Annotated[bool, typer.Option("--cors", help="Allow requests from any origin.")] = False,
     activations: ActivationsOption = "exact",
-    backend: Annotated[str | None, typer.Option(help="One of `halfbyte backends`.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    backend: BackendOption = None,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
     config: ConfigOption = None,
     allow_unknown: AllowUnknown = None,
 ) -> int:

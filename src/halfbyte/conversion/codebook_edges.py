@@ -41,6 +41,8 @@ Parts = dict[str, NDArray[Any]]
 
 E4M3_TOP = 448.0
 PLAIN_SCALES = ("e8m0", "e4m3", "ue4m3", "float16", "bfloat16", "float32")
+HELD = {"float16": ("e4m3", "ue4m3"), "bfloat16": ("e8m0", "e4m3", "ue4m3"), "float32": PLAIN_SCALES}
+"""Kinds of scale all of whose finite numbers a float type has, besides its own."""
 
 
 def holds_codebook(fmt: Format, element: str) -> bool:
@@ -63,7 +65,7 @@ def to_codebook(q: QTensor, fmt: Format, checks: Checks) -> Parts:
     signs, zeros = unsigned & np.signbit(scale), (scale == 0) & (fmt.scale == "e8m0")
     if signs.any() or zeros.any():
         codes = _with_signs(q, groups, signs, zeros)
-        checks.add("signs of scales are moved into the codes")
+        checks.rewritten.append("signs of scales are moved into the codes")
         scale, stored = np.abs(scale), _unsigned(stored, source.scale)
     out: Parts = {"codes": codes}
     if fmt.scale not in ("e4m3", "ue4m3"):
@@ -121,7 +123,7 @@ def _one_level(q: QTensor, fmt: Format, scale: F64, checks: Checks) -> NDArray[A
     if not fits.all():
         what = "powers of two from 2^-127 to 2^127" if fmt.scale == "e8m0" else f"{fmt.scale} numbers"
         raise MisfitError(f"{int((~fits).sum())} block scales are no {what}")
-    if q.format.scale != fmt.scale and not (fmt.scale == "float32" and not q.format.global_op):
+    if q.format.global_op or q.format.scale not in (fmt.scale, *HELD.get(fmt.scale, ())):
         checks.add(f"block scales are {'powers of two' if fmt.scale == 'e8m0' else fmt.scale + ' numbers'}")
     return out
 
@@ -130,11 +132,13 @@ def _two_to_two(q: QTensor, fmt: Format, stored: NDArray[Any], scale: F64, out: 
     """E4M3 block scales to E4M3 block scales; the tensor scale is kept, or multiplied into them."""
     up, down = factor_of(q)
     if fmt.global_op:
-        out["scales"] = scale_bytes(stored, q.format.scale, fmt.scale)
-        out["global_scale"] = _tensor_scale(fmt, up, down, checks)
+        out["scales"] = scale_bytes(stored, q.format.scale, fmt.scale, checks)
+        out["global_scale"] = _tensor_scale(q, fmt, up, down, checks)
         return
     if (up == 1).all() and (down == 1).all():
-        out["scales"] = scale_bytes(stored, q.format.scale, fmt.scale)
+        if q.format.global_op:
+            checks.add("the tensor scale is multiplied into the block scales")
+        out["scales"] = scale_bytes(stored, q.format.scale, fmt.scale, Checks() if checks.met else checks)
         return
     product = scale * each(up)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -145,7 +149,7 @@ def _two_to_two(q: QTensor, fmt: Format, stored: NDArray[Any], scale: F64, out: 
     out["scales"] = byte
 
 
-def scale_bytes(stored: NDArray[np.uint8], source: str, target: str) -> NDArray[np.uint8]:
+def scale_bytes(stored: NDArray[np.uint8], source: str, target: str, checks: Checks) -> NDArray[np.uint8]:
     """Block scale bytes read the same by both kinds. MisfitError for NaN and for 480, which only
     one of them has.
     """
@@ -155,13 +159,18 @@ def scale_bytes(stored: NDArray[np.uint8], source: str, target: str) -> NDArray[
     if odd.any():
         byte = int(stored[odd].reshape(-1)[0])
         raise MisfitError(f"{int(odd.sum())} block scale bytes are {byte:#04x}, which E4M3 reads as NaN and GGUF as 0 or 480")
-    return stored & np.uint8(0x7F) if source == "ue4m3" else stored
+    if source == "ue4m3":
+        checks.add("no block scale byte is 0x7f")
+        return stored & np.uint8(0x7F)
+    return stored
 
 
-def _tensor_scale(fmt: Format, up: F64, down: F64, checks: Checks) -> NDArray[np.float32]:
-    """The stored tensor scale [*lead] of `fmt` that means up / down. MisfitError when it is no
-    float32.
+def _tensor_scale(q: QTensor, fmt: Format, up: F64, down: F64, checks: Checks) -> NDArray[Any]:
+    """The stored tensor scale [*lead] of `fmt` that means up / down: the source's own where both
+    mean the same by it. MisfitError when it is no float32.
     """
+    if (q.format.global_op, q.format.divisor) == (fmt.global_op, fmt.divisor):
+        return q.parts["global_scale"]
     want, over = (down, up) if fmt.global_op == "divide" else (up * fmt.divisor, down)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore", under="ignore"):
         g = np.asarray(want / over, np.float32)
@@ -169,7 +178,7 @@ def _tensor_scale(fmt: Format, up: F64, down: F64, checks: Checks) -> NDArray[np
     if not exact.all():
         what = "reciprocal" if fmt.global_op == "divide" or (over != 1).any() else f"multiple by {fmt.divisor:g}"
         raise MisfitError(f"the {what} of its tensor scale is no float32 number")
-    if (want != over).any() and not np.array_equal(g, up):
+    if q.format.global_op:
         checks.add("the tensor scale has an exact counterpart")
     return g
 
@@ -185,7 +194,7 @@ def _window(q: QTensor, fmt: Format, scale: F64, out: Parts, checks: Checks) -> 
     if fmt.global_op:
         # The largest block scale is mapped to the top of E4M3, which leaves the most range for the
         # smallest.
-        peak = size.reshape(*q.shape[:-2], -1).max(axis=-1, initial=0)
+        peak = size.max(axis=(-2, -1), initial=0)
         mantissa, exponent = np.frexp(peak / E4M3_TOP)
         unit = np.ldexp(1.0, exponent - (mantissa == 0.5))
     whole = each(down * unit)

@@ -66,10 +66,11 @@ class Outcome:
 @dataclass
 class Checks:
     """Conditions that were checked and are true, in order; with any, an edge is `exact-if` instead
-    of `exact`.
+    of `exact`. `rewritten`: what was done that every weight of the format allows.
     """
 
     met: list[str] = field(default_factory=list)
+    rewritten: list[str] = field(default_factory=list)
 
     def add(self, clause: str) -> None:
         """Note a condition that is true."""
@@ -82,7 +83,7 @@ class Checks:
 
     @property
     def why(self) -> str:
-        return ", ".join(self.met)
+        return ", ".join([*self.rewritten, *self.met])
 
 
 def spelled(fmt: Format) -> str:

@@ -50,7 +50,7 @@ def equal_tensor_scale(q: QTensor, fmt: Format, origin: str, checks: Checks) -> 
     stored = groups.take(q.parts["scales"], "scales", checks)
     if fmt.scale == "ue4m3" and (stored & 0x80).any():
         raise MisfitError("block scales are negative")
-    scales = scale_bytes(stored, q.format.scale, fmt.scale)
+    scales = scale_bytes(stored, q.format.scale, fmt.scale, checks)
     up, down = factor_of(q)
     lead = q.shape[:-2]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore", under="ignore"):

@@ -174,7 +174,7 @@ def _first_rows(weight: Any, goal: Goal) -> QTensor:
     """At most FIRST_ROWS rows of a weight, of one expert of a stack; all of it where groups do not
     run along rows.
     """
-    if weight.format.grouping != "row" or weight.format.composite or weight.format.scale == "nested":
+    if weight.format.grouping != "row" or weight.format.composite or weight.format.scale == "nested" or not weight.shape[0]:
         return cast(QTensor, weight)
     if weight.ndim > 2:
         weight = weight[0] if LAYOUTS[goal.layout].splits_stacks else weight[:1]

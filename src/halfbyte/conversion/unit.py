@@ -153,6 +153,10 @@ def _matrices(name: str, weight: QTensor, goal: Goal) -> Iterator[tuple[str, QTe
     """
     path, _, last = name.rpartition(".")
     if weight.ndim > 2 and LAYOUTS[goal.layout].splits_stacks:
+        if not weight.shape[0]:
+            raise LayoutError(
+                f"[convert] {name} is a stack of 0 experts; {goal.layout} writes a matrix for each, which would leave nothing"
+            )
         for e in range(weight.shape[0]):
             yield f"{path}.{e}.{last}", weight[e]
     else:

@@ -113,7 +113,8 @@ class Detector:
                 readings = [Reading(r.layout, r.params, r.described, odd) for r in readings]
         if not readings:
             return self._infer(meant or others, params, module, tensors, problem)
-        if any(r.described != readings[0].described for r in readings):
+        named = self.scheme is not None and readings[0].layout.name == self.scheme.layouts[0]
+        if not named and any(r.described != readings[0].described for r in readings):
             names = ", ".join(f"{r.layout.name} ({r.described.format}, {r.described.shape})" for r in readings)
             raise self._refusal(tensors, f"{module} can be read as {names}; say which with config={{'quant_method': ...}}")
         return readings[0]
