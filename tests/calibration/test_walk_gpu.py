@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import torch
-from halfbyte.calibration import LearningOptions, calibrate
+from halfbyte.calibration import LearningOptions, calibrate, distill
 from halfbyte.calibration import walk as walking
 from halfbyte.checkpoints import open as open_checkpoint
 from halfbyte.cli import main
@@ -81,3 +81,55 @@ def test_learned_rounding_on_a_gpu_gives_equal_weights_twice(tmp_path, kind):
             quantize_checkpoint(checkpoint, tmp_path / str(i), recipe_of("halfbyte:uint4:g32"), result.rounder)
     learned, gptq = (drift(tmp_path / str(i), dense) for i in range(2))
     assert learned < 1.1 * gptq
+
+
+@pytest.mark.parametrize("codec", ["affine4:g32", "nvfp4", "uint4:g32"])
+def test_recorded_steps_train_what_steps_one_by_one_do(tmp_path, monkeypatch, codec):
+    write_model(tmp_path / "in", "llama")
+    text = write_text(tmp_path / "text.txt", 4000)
+    found, recorded = [], []
+    record = distill.Distillation._record
+
+    def noting(self, batch, adam):
+        recorded.append(record(self, batch, adam))
+        return recorded[-1]
+
+    for replaced in (noting, noting, lambda self, batch, adam: None):
+        monkeypatch.setattr(distill.Distillation, "_record", replaced)
+        with open_checkpoint(tmp_path / "in") as checkpoint:
+            options = LearningOptions(steps=0, distill=24, norms=True, compiled=True)
+            common = {"context": 64, "sequences": 48, "device": "cuda", "learning": options}
+            found.append(calibrate(checkpoint, recipe_of(f"halfbyte:{codec}"), text, "learned", **common))
+    assert len(recorded) == 2
+    assert None not in recorded
+    for result in found[1:]:
+        assert result.weights == found[0].weights
+        assert result.replaced
+        assert result.replaced.keys() == found[0].replaced.keys()
+        assert all(np.array_equal(result.replaced[key], found[0].replaced[key]) for key in result.replaced)
+
+
+def test_a_model_whose_layers_look_at_values_is_trained_step_by_step(tmp_path, monkeypatch):
+    write_model(tmp_path / "in", "llama")
+    text = write_text(tmp_path / "text.txt", 4000)
+    recorded, run, record = [], distill.run_layer, distill.Distillation._record
+
+    def looking(layer, hidden, arguments):
+        out = run(layer, hidden, arguments)
+        return out if float(out.detach()[0, 0, 0]) == 0.5 else out + 0.0
+
+    def noting(self, batch, adam):
+        recorded.append(record(self, batch, adam))
+        return recorded[-1]
+
+    monkeypatch.setattr(distill.Distillation, "_record", noting)
+    found = []
+    for layer in (run, looking):
+        monkeypatch.setattr(distill, "run_layer", layer)
+        with open_checkpoint(tmp_path / "in") as checkpoint:
+            options = LearningOptions(steps=0, distill=12, compiled=True)
+            common = {"context": 64, "sequences": 48, "device": "cuda", "learning": options}
+            found.append(calibrate(checkpoint, recipe_of("halfbyte:uint4:g32"), text, "learned", **common))
+    assert recorded[0] is not None
+    assert recorded[1] is None
+    assert found[0].weights.keys() == found[1].weights.keys()

@@ -20,14 +20,17 @@ position among them, which a scale that moves leaves where it is. Weights of sma
 decoded together, `TOGETHER` at a time, and where the graph of the whole model fits (`GRAPH`), each
 layer is run once instead of twice. A packed head, which every step multiplies by three times, is
 decoded once where layers are kept. On a GPU products have bfloat16 factors in training; states are
-judged in float32.
+judged in float32. There a compiled step whose graph fits is recorded (`_Recorded`), for starting
+its kernels one by one takes two to three times as long as they do.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,6 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import HalfbyteError
 from ..tensor.qtensor import QTensor
 from ..torch.modules import QLinear
 from .learned import GPTQ_NEAR, backpropagate, deterministic, quick_compiled_products, quick_products, split
@@ -64,6 +68,8 @@ LOGITS_SHARE, LOGIT_BYTES = 0.25, 32
 """Share of a GPU's free memory that more of them may take, and what one takes where states are
 judged.
 """
+EAGER = 3
+"""Steps before one is recorded: what is compiled or allocated once is then there."""
 KEPT_IN_MEMORY = 1 << 32
 """Bytes of float32 layers that are read once; of larger models they are read in every pass."""
 
@@ -116,6 +122,68 @@ class _Block:
     layers: nn.ModuleList
     views: list[Tensor]
     decode: Callable[[], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Sequences of a step.
+
+    ids      [sequences, tokens]
+    inputs   hidden states before the first layer [sequences, tokens, d]
+    targets  the same behind the dense model's last layer
+    """
+
+    ids: Tensor
+    inputs: Tensor
+    targets: Tensor
+
+    def rows(self, some: slice) -> _Batch:
+        return _Batch(self.ids[some], self.inputs[some], self.targets[some])
+
+
+class _Recorded:
+    """A step in two CUDA graphs: decoding and the layers forward; the layers backward and Adam's
+    descent. The head between them is not recorded, for models look at values on their way to it.
+
+    inputs    where a batch's hidden states are copied before a replay
+    last      hidden states behind the last layer
+    gradient  where the derivative by them is copied
+    """
+
+    def __init__(self, batch: _Batch) -> None:
+        self.inputs, self.gradient = batch.inputs.clone(), torch.zeros_like(batch.inputs)
+        self.last = batch.inputs
+        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+
+    def record(self, step: Callable[[Tensor, Callable[[Tensor], Tensor]], None]) -> None:
+        """step(inputs, head) is recorded, without being executed, up to where it calls head(last)
+        for the derivative, and from there on.
+        """
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+        pool = torch.cuda.graph_pool_handle()
+        self._forward.capture_begin(pool=pool)
+        try:
+            step(self.inputs, lambda last: self._turn(last, pool))
+        except (RuntimeError, HalfbyteError):
+            for graph in (self._forward, self._backward):
+                with suppress(RuntimeError):
+                    graph.capture_end()
+            raise
+        self._backward.capture_end()
+
+    def _turn(self, last: Tensor, pool: Any) -> Tensor:
+        self.last = last.detach()
+        self._forward.capture_end()
+        self._backward.capture_begin(pool=pool)
+        return self.gradient
+
+    def replay(self, batch: _Batch, head: Callable[[Tensor], Tensor]) -> None:
+        self.inputs.copy_(batch.inputs)
+        self._forward.replay()
+        self.gradient.copy_(head(self.last))
+        self._backward.replay()
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -199,19 +267,37 @@ class Distillation:
         learned, judged = split(len(self.ids))
         judged = judged[:: math.ceil(len(judged) / JUDGED)]
         generator = torch.Generator().manual_seed(seed)
-        adam = torch.optim.Adam([{"params": group, "lr": rate} for group, rate in groups], fused=variables[0].is_cuda)
+        device = variables[0].device
+        recording = device.type == "cuda" and self._compiled and self._whole
+        adam = torch.optim.Adam(
+            [{"params": group, "lr": torch.tensor(rate, device=device) if recording else rate} for group, rate in groups],
+            fused=variables[0].is_cuda,
+            capturable=recording,
+        )
         checks = {steps * (i + 1) // CHECKS for i in range(CHECKS)}
-        best, least = None, self.divergence(judged)
-        for step in range(steps):
-            order = torch.randperm(len(learned), generator=generator)[:BATCH].tolist()
-            with torch.enable_grad(), deterministic():
-                self._pass([learned[i] for i in order])
-            for group, (_, rate) in zip(adam.param_groups, groups, strict=True):
-                group["lr"] = rate * min(1.0, (step + 1) / (WARM * steps)) * (1 - step / steps)
-            adam.step()
-            adam.zero_grad()
-            if step + 1 in checks and (found := self.divergence(judged)) < least:
-                best, least = [v.detach().clone() for v in variables], found
+        recorded: _Recorded | None = None
+        if recording:
+            torch.cuda.synchronize(device)
+        # Nothing can be recorded on the default stream.
+        with torch.cuda.stream(torch.cuda.Stream(device) if recording else None):
+            best, least = None, self.divergence(judged)
+            for step in range(steps):
+                order = torch.randperm(len(learned), generator=generator)[:BATCH].tolist()
+                batch = self._batch([learned[i] for i in order])
+                for group, (_, rate) in zip(adam.param_groups, groups, strict=True):
+                    now = rate * min(1.0, (step + 1) / (WARM * steps)) * (1 - step / steps)
+                    group["lr"] = group["lr"].fill_(now) if recording else now
+                with torch.enable_grad(), deterministic(), self._quick():
+                    if recording and step == EAGER:
+                        recorded = self._record(batch, adam)
+                    if recorded is None:
+                        self._pass(batch)
+                        adam.step()
+                        adam.zero_grad()
+                    else:
+                        recorded.replay(batch, partial(self._head_gradient, batch))
+                if step + 1 in checks and (found := self.divergence(judged)) < least:
+                    best, least = [v.detach().clone() for v in variables], found
         if best is None:
             return [list(layer) for layer in self.packed]
         with torch.no_grad():
@@ -226,12 +312,16 @@ class Distillation:
         total = torch.zeros((), device=self.inputs[0].device)
         with torch.no_grad():
             for at in range(0, len(sequences), BATCH):
-                some = sequences[at : at + BATCH]
-                hidden = self._forward(some)[-1]
+                batch = self._batch(sequences[at : at + BATCH])
+                hidden = self._forward(batch.inputs)[-1]
                 with without_layers(self.source) as run:
-                    for rows in self._rows(len(some)):
-                        total += self._kl(run, some[rows], hidden[rows])
+                    for rows in self._rows(len(hidden)):
+                        total += self._kl(run, batch.rows(rows), hidden[rows])
         return float(total) / len(sequences)
+
+    def _batch(self, sequences: Sequence[int]) -> _Batch:
+        ids = torch.tensor([self.ids[i] for i in sequences], device=self.inputs[0].device)
+        return _Batch(ids, *(torch.cat([states[i] for i in sequences]) for states in (self.inputs, self.targets)))
 
     def _scales_of(self, number: int) -> list[TrainableWeight]:
         device = self.inputs[0].device
@@ -333,9 +423,9 @@ class Distillation:
             out: Tensor = self._run(layer, x, self._arguments[number]).float()
         return out
 
-    def _forward(self, sequences: Sequence[int], every: bool = False) -> list[Tensor]:
+    def _forward(self, inputs: Tensor, every: bool = False) -> list[Tensor]:
         """Hidden states behind the last layer; `every`, in training: before each layer too."""
-        states = [torch.cat([self.inputs[i] for i in sequences])]
+        states = [inputs]
         with torch.no_grad():
             for block in self._blocks():
                 for view, value in zip(block.views, block.decode(), strict=True):
@@ -347,37 +437,61 @@ class Distillation:
                         states = [run_layer(layer, states[-1], self._arguments[number])]
         return states
 
-    def _pass(self, sequences: Sequence[int]) -> None:
+    def _quick(self) -> AbstractContextManager[None]:
+        return quick_compiled_products() if self._compiled and self.inputs[0].is_cuda else quick_products()
+
+    def _pass(self, batch: _Batch) -> None:
         """Add the gradients of some sequences to all variables."""
-        with quick_compiled_products() if self._compiled and self.inputs[0].is_cuda else quick_products():
-            if self._whole:
-                layers = nn.ModuleList(layer for block in self._kept for layer in block.layers)
-                views = [view for block in self._kept for view in block.views]
-                values = [value for block in self._kept for value in block.decode()]
-                backpropagate(layers, views, values, partial(self._backward_all, sequences))
-                return
-            states = self._forward(sequences, every=True)
-            last = states.pop().requires_grad_()
-            gradient = self._head_gradient(sequences, last)
+        if self._whole:
+            self._pass_whole(batch.inputs, partial(self._head_gradient, batch))
+            return
+        states = self._forward(batch.inputs, every=True)
+        gradient = self._head_gradient(batch, states.pop())
+        for block in self._blocks(backward=True):
+            inputs = [states.pop().requires_grad_() for _ in block.numbers]
+            backpropagate(block.layers, block.views, block.decode(), partial(self._backward, block, inputs, gradient))
+            gradient = inputs[-1].grad
 
-            for block in self._blocks(backward=True):
-                inputs = [states.pop().requires_grad_() for _ in block.numbers]
-                backpropagate(block.layers, block.views, block.decode(), partial(self._backward, block, inputs, gradient))
-                gradient = inputs[-1].grad
+    def _pass_whole(self, inputs: Tensor, head: Callable[[Tensor], Tensor]) -> None:
+        """The same, all layers in one graph; head(last) is the derivative by the hidden states
+        behind the last layer.
+        """
+        layers = nn.ModuleList(layer for block in self._kept for layer in block.layers)
+        views = [view for block in self._kept for view in block.views]
+        values = [value for block in self._kept for value in block.decode()]
 
-    def _backward_all(self, sequences: Sequence[int]) -> None:
-        """Gradients through all layers, which are run here."""
-        hidden = torch.cat([self.inputs[i] for i in sequences])
-        for block in self._kept:
-            for number, layer in zip(block.numbers, block.layers, strict=True):
-                hidden = self._trained(number, layer, hidden)
-        hidden.backward(self._head_gradient(sequences, hidden.detach().requires_grad_()))
+        def backward() -> None:
+            hidden = inputs
+            for block in self._kept:
+                for number, layer in zip(block.numbers, block.layers, strict=True):
+                    hidden = self._trained(number, layer, hidden)
+            hidden.backward(head(hidden))
 
-    def _head_gradient(self, sequences: Sequence[int], last: Tensor) -> Tensor | None:
-        """The gradient by the hidden states behind the last layer."""
+        backpropagate(layers, views, values, backward)
+
+    def _record(self, batch: _Batch, adam: torch.optim.Adam) -> _Recorded | None:
+        """A recorded step; None for a model whose layers look at values."""
+
+        def step(inputs: Tensor, head: Callable[[Tensor], Tensor]) -> None:
+            self._pass_whole(inputs, head)
+            adam.step()
+            adam.zero_grad()
+
+        recorded = _Recorded(batch)
+        try:
+            recorded.record(step)
+        except (RuntimeError, HalfbyteError):
+            adam.zero_grad()
+            return None
+        return recorded
+
+    def _head_gradient(self, batch: _Batch, last: Tensor) -> Tensor:
+        """The derivative by the hidden states behind the last layer."""
+        last = last.detach().requires_grad_()
         with without_layers(self.source) as run:
-            for rows in self._rows(len(sequences)):
-                self._backward_head(run, sequences[rows], last[rows], len(sequences))
+            for rows in self._rows(len(last)):
+                self._backward_head(run, batch.rows(rows), last[rows], len(last))
+        assert last.grad is not None
         return last.grad
 
     def _backward(self, block: _Block, inputs: Sequence[Tensor], gradient: Any) -> None:
@@ -391,27 +505,22 @@ class Distillation:
         size = max(1, self._at_once // (len(self.ids[0]) * self.source.model.config.get_text_config().vocab_size))
         return (slice(at, at + size) for at in range(0, count, size))
 
-    def _logits(
-        self, run: Callable[[Sequence[list[int]], Tensor], Tensor], sequences: Sequence[int], hidden: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _logits(self, run: Callable[[Tensor, Tensor], Tensor], batch: _Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(the dense model's, the packed model's with a graph) of some sequences."""
-        ids = [self.ids[i] for i in sequences]
         with torch.no_grad():
-            dense = run(ids, torch.cat([self.targets[i] for i in sequences]))
-        return dense, run(ids, hidden)
+            dense = run(batch.ids, batch.targets)
+        return dense, run(batch.ids, hidden)
 
-    def _kl(self, run: Callable[[Sequence[list[int]], Tensor], Tensor], sequences: Sequence[int], hidden: Tensor) -> Tensor:
+    def _kl(self, run: Callable[[Tensor, Tensor], Tensor], batch: _Batch, hidden: Tensor) -> Tensor:
         """The sum over some sequences of the mean divergence of each, a tensor."""
-        p, q = (torch.log_softmax(x.float(), -1) for x in self._logits(run, sequences, hidden))
+        p, q = (torch.log_softmax(x.float(), -1) for x in self._logits(run, batch, hidden))
         total: Tensor = (p.exp() * (p - q)).sum(-1).mean(-1).sum()
         return total
 
-    def _backward_head(
-        self, run: Callable[[Sequence[list[int]], Tensor], Tensor], sequences: Sequence[int], hidden: Tensor, count: int
-    ) -> None:
+    def _backward_head(self, run: Callable[[Tensor, Tensor], Tensor], batch: _Batch, hidden: Tensor, count: int) -> None:
         """Gradients of `_kl` / count by what `hidden` is made of."""
         with torch.autocast(hidden.device.type, PRODUCTS, enabled=hidden.is_cuda):
-            dense, logits = self._logits(run, sequences, hidden)
+            dense, logits = self._logits(run, batch, hidden)
         with torch.no_grad():
             gradient = self._toward(dense, logits, 1 / (count * logits.shape[1]))
         logits.backward(gradient)

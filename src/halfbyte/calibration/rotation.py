@@ -42,4 +42,4 @@ def _logits(checkpoint: Checkpoint) -> Tensor:
             hidden = run_layer(source.layer(number), hidden, arguments[number])
             source.drop(number)
         with without_layers(source) as run:
-            return run([ids], hidden)[0].float()
+            return run(torch.tensor([ids], device=hidden.device), hidden)[0].float()

@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -92,9 +92,9 @@ def _one_by_one(what: Source | nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def without_layers(source: Source) -> Iterator[Callable[[Sequence[list[int]], Tensor], Tensor]]:
-    """A function that gives the logits of some sequences of one length, [sequences, tokens,
-    vocabulary], for their hidden states behind the last layer, [sequences, tokens, d].
+def without_layers(source: Source) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
+    """A function that gives the logits [sequences, tokens, vocabulary] of tokens [sequences,
+    tokens], for their hidden states behind the last layer [sequences, tokens, d].
     """
     layers = source.model.get_submodule(source.prefix)
     real = list(layers)
@@ -109,9 +109,9 @@ def without_layers(source: Source) -> Iterator[Callable[[Sequence[list[int]], Te
     for i, layer in enumerate(real):
         layers[i] = Last(layer)
 
-    def run(sequences: Sequence[list[int]], hidden: Tensor) -> Tensor:
+    def run(ids: Tensor, hidden: Tensor) -> Tensor:
         given[:] = [hidden]
-        logits: Tensor = source.model(input_ids=torch.tensor(sequences, device=hidden.device), use_cache=False).logits
+        logits: Tensor = source.model(input_ids=ids, use_cache=False).logits
         return logits
 
     try:

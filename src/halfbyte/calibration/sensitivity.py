@@ -254,7 +254,7 @@ class _Passes:
             for sequence, h in zip(self.ids, hidden, strict=True):
                 h.requires_grad_()
                 with torch.enable_grad():
-                    logits = run([sequence], h)[0]
+                    logits = run(torch.tensor([sequence], device=h.device), h)[0]
                     log_p = torch.log_softmax(logits.float(), -1)
                     p = log_p.detach().exp()
                     labels = torch.multinomial(p.cpu(), 1, generator=self._random).to(p.device)
@@ -270,7 +270,7 @@ class _Passes:
                 for sequence, h in zip(self.ids, hidden, strict=True):
                     if seen < HEAD_TOKENS:
                         with torch.no_grad():
-                            p = torch.softmax(run([sequence], h.detach())[0].float(), -1)[:, rows]
+                            p = torch.softmax(run(torch.tensor([sequence], device=h.device), h.detach())[0].float(), -1)[:, rows]
                         weights.append(p * (1 - p))
                         seen += len(sequence)
                 x = torch.cat([i.reshape(-1, i.shape[-1]) for i in inputs]).float().cpu()
