@@ -20,6 +20,7 @@ import tarfile
 import tempfile
 import venv
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -27,9 +28,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SDIST_LIMIT = 1_000_000
 """Bytes: the source distribution is smaller than this."""
-PLAIN_LIMIT = 1_044_900
-"""Bytes of these files in the order of --shrink as Python's gzip compresses them; zopfli takes
-4.3 % off.
+PLAIN_LIMIT = 1_052_000
+"""Bytes of these files in the order of `like_beside_like` as Python's gzip compresses them; better
+places (`better_places`) take 0.7 % off, and zopfli 4.3 % of the rest.
 """
 PLATFORMS = {
     "manylinux x86-64": r"manylinux.*_x86_64",
@@ -116,8 +117,33 @@ def like_beside_like(files: Mapping[str, bytes]) -> list[str]:
     return out
 
 
-def ordered(content: bytes) -> bytes:
-    """A tar file with the same members in the order of `like_beside_like`."""
+def better_places(order: list[str], files: Mapping[str, bytes]) -> list[str]:
+    """The order in which each file, the longest first, is moved beside one of the five that it
+    shares most pairs of words with, where gzip makes less of the neighbours. Takes half a minute.
+    """
+    pairs = {name: set(pairwise(re.findall(rb"\w+", content))) for name, content in files.items()}
+
+    def size(names: list[str]) -> int:
+        return len(zlib.compress(b"".join(files[name] for name in names), 9))
+
+    def around(names: list[str], at: int, between: list[str]) -> list[str]:
+        return names[max(0, at - 4) : at] + between + names[at : at + 4]
+
+    for name in sorted(files, key=lambda name: (-len(files[name]), name)):
+        at = order.index(name)
+        rest = order[:at] + order[at + 1 :]
+        least, best = size(around(rest, at, [name])) - size(around(rest, at, [])), order
+        shared = {other: len(pairs[name] & pairs[other]) / (len(pairs[other]) ** 0.5 + 10) for other in rest}
+        for other in sorted(rest, key=lambda other: (-shared[other], other))[:5]:
+            for place in (rest.index(other), rest.index(other) + 1):
+                if abs(place - at) > 4 and (more := size(around(rest, place, [name])) - size(around(rest, place, []))) < least:
+                    least, best = more, [*rest[:place], name, *rest[place:]]
+        order = best
+    return order
+
+
+def ordered(content: bytes, places: Callable[[list[str], Mapping[str, bytes]], list[str]] = better_places) -> bytes:
+    """A tar file with the same members in the order of `like_beside_like`, then `places`."""
     packed = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(content)) as old,
@@ -127,7 +153,7 @@ def ordered(content: bytes) -> bytes:
         if len(members) != len(old.getmembers()) or not all(m.isfile() for m in members.values()):
             return content
         files = {name: old.extractfile(m).read() for name, m in members.items()}  # type: ignore[union-attr]
-        for name in like_beside_like(files):
+        for name in places(like_beside_like(files), files):
             new.addfile(members[name], io.BytesIO(files[name]))
     return packed.getvalue()
 
