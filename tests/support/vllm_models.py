@@ -5,12 +5,13 @@ each on a CPU: tests/vllm runs it, and `inspect --for` must predict it.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from halfbyte.cli import main
 from support import served_models
-from support.gguf_families import FAMILIES, architecture, family_model, write_family
+from support.gguf_families import FAMILIES, architecture, family, family_model, write_family
 from support.gguf_models import MODELS
 
 CASES = [*MODELS, *(name for name in FAMILIES if architecture(name).task == "text")]
@@ -96,6 +97,35 @@ def sizes_for_vllm(monkeypatch: Any, name: str) -> int:
         one = [key for key in keys if key[0] != "expert_used_count"] + [("expert_used_count", "uint32", 1)]
         monkeypatch.setitem(FAMILIES, name, (changes | {"num_experts_per_tok": 1}, one))
     return 512 if name in LATENT else 256
+
+
+def published_heads(monkeypatch: Any) -> None:
+    """Gives DeepSeek-V4 the sizes of its heads that vLLM's kernels take: those of the published
+    ones, and as many keys that the indexer chooses.
+    """
+    changes, keys = family("deepseek4", 256)
+    sizes = {"head_dim": 512, "index_head_dim": 128, "index_topk": 512, "partial_rotary_factor": 64 / 512}
+    rope = {kind: stated | {"partial_rotary_factor": 64 / 512} for kind, stated in changes["rope_parameters"].items()}
+    stated = {"attention.indexer.key_length": 128, "attention.indexer.top_k": 512, "rope.dimension_count": 64}
+    stated |= {"attention.key_length": 512, "attention.value_length": 512}
+    keys = [key for key in keys if key[0] not in stated] + [(name, "uint32", size) for name, size in stated.items()]
+    monkeypatch.setitem(FAMILIES, "deepseek4", (changes | sizes | {"rope_parameters": rope}, keys))
+
+
+def choose_in_one_group(patch: Any, needed: Callable[[Any], bool]) -> None:
+    """Gives vLLM's router on CPUs one group of all experts where `needed` says so of it: the same
+    choice, by the code that has sigmoid scores and biases, which its code without groups lacks.
+    """
+    from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
+
+    choose = CPURouter._compute_routing
+
+    def grouped(router: Any, *values: Any, **options: Any) -> Any:
+        if needed(router):
+            router.use_grouped_topk, router.num_expert_group, router.topk_group = True, 1, 1
+        return choose(router, *values, **options)
+
+    patch.setattr(CPURouter, "_compute_routing", grouped)
 
 
 def write_packed(folder: Path, name: str, width: int) -> Path:

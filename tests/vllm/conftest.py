@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from support.vllm_models import choose_in_one_group
+
 
 @pytest.fixture
 def vllm_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
@@ -16,18 +18,15 @@ def vllm_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     rotation turns queries of [tokens, heads, length], as LFM2 and DeepSeek without YaRN have them,
     wrongly. A file beside the model says that one of them was met.
     """
-    from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
     from halfbyte.vllm import register
 
-    choose = CPURouter._compute_routing
-
-    def grouped(router: Any, *values: Any, **options: Any) -> Any:
-        if router.scoring_func == "sigmoid" and not router.use_grouped_topk and router.custom_routing_function is None:
-            router.use_grouped_topk, router.num_expert_group, router.topk_group = True, 1, 1
+    def sigmoid_without_groups(router: Any) -> bool:
+        met = router.scoring_func == "sigmoid" and not router.use_grouped_topk and router.custom_routing_function is None
+        if met:
             (tmp_path / "mended-router").touch()
-        return choose(router, *values, **options)
+        return bool(met)
 
     rotate = RotaryEmbedding.forward_cpu
 
@@ -37,7 +36,7 @@ def vllm_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         chosen = rotation.forward_native if query.ndim == 3 else functools.partial(rotate, rotation)
         return chosen(positions, query, *values, **options)
 
-    monkeypatch.setattr(CPURouter, "_compute_routing", grouped)
+    choose_in_one_group(monkeypatch, sigmoid_without_groups)
     monkeypatch.setattr(RotaryEmbedding, "forward_cpu", by_heads)
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")

@@ -16,7 +16,7 @@ import torch
 from halfbyte.torch.experts import QExperts
 from support import served_models
 from support.served_models import BOUND
-from support.vllm_models import DIFFERS, sizes_for_vllm, write_folders, write_packed
+from support.vllm_models import DIFFERS, choose_in_one_group, sizes_for_vllm, write_folders, write_packed
 
 pytestmark = pytest.mark.ecosystem("vllm")
 Mend = Callable[[Any], None]
@@ -36,17 +36,8 @@ def tanh_gelu(patch: Any) -> None:
 
 
 def biased_choice(patch: Any) -> None:
-    """Softmax scores with a bias that only chooses, as scores of one group."""
-    from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
-
-    choose = CPURouter._compute_routing
-
-    def grouped(router: Any, *values: Any, **options: Any) -> Any:
-        if router.e_score_correction_bias is not None:
-            router.use_grouped_topk, router.num_expert_group, router.topk_group = True, 1, 1
-        return choose(router, *values, **options)
-
-    patch.setattr(CPURouter, "_compute_routing", grouped)
+    """Softmax scores with a bias that only chooses."""
+    choose_in_one_group(patch, lambda router: router.e_score_correction_bias is not None)
 
 
 def embeddings_of_layers(patch: Any) -> None:

@@ -239,10 +239,11 @@ class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not ty
 
 
 def _is_read_dense(prefix: str) -> bool:
-    """Whether vLLM's latent attention reads the values of a layer's matrix, which it cuts into one
-    for keys and one for values.
+    """Whether vLLM's attention reads the values of a layer's matrix: of latent attention it cuts
+    one into one for keys and one for values, of DeepSeek-V4 it multiplies one for each group of heads.
     """
-    return prefix.endswith(".kv_b_proj") and bool(get_current_vllm_config().model_config.use_mla)
+    mla = prefix.endswith(".kv_b_proj") and bool(get_current_vllm_config().model_config.use_mla)
+    return mla or prefix.endswith(".wo_a")
 
 
 def _of_the_block(path: str, experts: Mapping[str, dict[Projection, str]]) -> dict[Projection, str] | None:
