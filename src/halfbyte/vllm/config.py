@@ -240,7 +240,8 @@ class HalfbyteConfig(QuantizationConfig):  # type: ignore[misc] # vLLM is not ty
 
 def _is_read_dense(prefix: str) -> bool:
     """Whether vLLM's attention reads the values of a layer's matrix: of latent attention it cuts
-    one into one for keys and one for values, of DeepSeek-V4 it multiplies one for each group of heads.
+    one into one for keys and one for values, of DeepSeek-V4 it multiplies one for each group of
+    heads.
     """
     mla = prefix.endswith(".kv_b_proj") and bool(get_current_vllm_config().model_config.use_mla)
     return mla or prefix.endswith(".wo_a")
