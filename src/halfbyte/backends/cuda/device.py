@@ -16,6 +16,8 @@ from triton.runtime.driver import driver
 import torch
 
 _counters: dict[Any, Any] = {}
+_OUTGROWN: list[torch.Tensor] = []
+"""Counters that were replaced by more: a graph that was recorded may count there."""
 _unchanged = nullcontext()
 
 
@@ -82,12 +84,24 @@ def stream_of(device: torch.device) -> int:
     return int(driver.active.get_current_stream(device.index)) if device.type == "cuda" else 0
 
 
+def recording(device: torch.device) -> bool:
+    """True while what is launched becomes a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def arrival_counters(device: torch.device, tiles: int, stream: int | None = None) -> torch.Tensor:
     """Counters of arrived programs, zero between launches (the last program of a tile resets its
-    own); one set a device and stream.
+    own); one set a device and stream. On a stream without one, a CUDA graph that is recorded gets
+    counters of its own memory, which each replay zeroes: another graph's replay must not rely on
+    them. Keep the tensor until the launch.
     """
     key = device, stream_of(device) if stream is None else stream
     counters = _counters.get(key)
-    if counters is None or counters.numel() < tiles:
-        counters = _counters[key] = torch.zeros(max(4096, tiles), dtype=torch.int32, device=device)
+    if counters is not None and counters.numel() >= tiles:
+        return counters
+    if recording(device):
+        return torch.zeros(tiles, dtype=torch.int32, device=device)
+    if counters is not None:
+        _OUTGROWN.append(counters)
+    counters = _counters[key] = torch.zeros(max(4096, tiles), dtype=torch.int32, device=device)
     return counters

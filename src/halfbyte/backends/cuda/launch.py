@@ -156,7 +156,8 @@ class PlainCall:
             stream = gpu.stream_of(device)
             if self._split:
                 partial = torch.empty(self._split[0], dtype=torch.float32, device=device)
-                scratch = partial.data_ptr(), gpu.arrival_counters(device, self._split[1], stream).data_ptr()
+                counters = gpu.arrival_counters(device, self._split[1], stream)
+                scratch = partial.data_ptr(), counters.data_ptr()
             first = self._arguments(to_y, x.data_ptr(), 0 if bias is None else bias.data_ptr(), scratch)
             self._launch(stream, *first, *self._rest)
         return y

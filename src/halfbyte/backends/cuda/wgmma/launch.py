@@ -114,7 +114,8 @@ class FusedCall:
             for before_y, before_x, (repeat, fixed, scratch, partials, counters) in self._launches:
                 if partials:
                     partial = torch.empty(partials, dtype=torch.float32, device=device)
-                    scratch = partial.data_ptr(), gpu.arrival_counters(device, counters, stream).data_ptr()
+                    arrived = gpu.arrival_counters(device, counters, stream)
+                    scratch = partial.data_ptr(), arrived.data_ptr()
                 out = from_y + before_y
                 repeat(stream, out, from_x + before_x, (out, of_bias, *fixed, *scratch))
         return y
