@@ -141,6 +141,10 @@ def test_a_codec_is_no_way_to_run(tmp_path):
         FormatError, match=r"activations='int4:g128'; allowed: exact, int8, int8_token, fp8\. .* halfbyte quantize MODEL OUT --to"
     ):
         HalfbyteConfig("int4:g128")
+    with pytest.raises(FormatError, match=r"--to halfbyte:int4:g32$"):
+        HalfbyteConfig("int4:g32")
+    with pytest.raises(FormatError, match=r"--to halfbyte:int4:g128$"):
+        HalfbyteConfig("fast")
 
 
 def test_maps_that_transformers_would_compute_are_one_device():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import xml.etree.ElementTree as ET
 from typing import Any
 
 import ml_dtypes
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from halfbyte import QTensor
-from halfbyte.errors import FormatError
+from halfbyte.checkpoints import open as open_checkpoint
+from halfbyte.errors import CheckpointError, FormatError
 from halfbyte.numerics.bits import pack, unpack
 from halfbyte.tensor.row_view import RowView, Source
 from halfbyte.verification.compare import STATUSES, Report, verify
@@ -336,3 +339,26 @@ def test_reading_touches_one_block_at_a_time(monkeypatch):
     assert verify(one(w), one(w)).verdict == "identical"
     assert max(sizes) == 1 << 20
     assert sum(sizes) == 2 * w.size
+
+
+def test_checkpoints_are_compared_by_their_paths(tmp_path):
+    values = {"a.weight": np.arange(64, dtype=np.float32).reshape(2, 32)}
+    for name, change in (("a", 0), ("b", 0), ("c", 1)):
+        save_file({key: x + change for key, x in values.items()}, tmp_path / f"{name}.safetensors")
+    a, b, c = (tmp_path / f"{name}.safetensors" for name in "abc")
+    assert verify(a, str(b)).verdict == "identical"
+    with open_checkpoint(b) as opened:
+        assert verify(c, opened).verdict == "different"
+        assert verify(opened, c).verdict == "different"
+        assert opened.keys()  # what the caller opened stays open
+    with pytest.raises(CheckpointError, match="nowhere"):
+        verify(a, tmp_path / "nowhere")
+
+
+def test_a_notebook_shows_the_first_tensors_of_a_checkpoint(tmp_path):
+    save_file({f"<{i}>.weight": np.zeros((2, 3), np.float32) for i in range(30)}, tmp_path / "a.safetensors")
+    with open_checkpoint(tmp_path / "a.safetensors") as opened:
+        page = ET.fromstring(f"<div>{opened._repr_html_()}</div>")
+        assert page.findtext("p") == repr(opened)
+        rows = [[cell.text for cell in row] for row in page.iter("tr")]
+        assert rows == [["key", "format", "shape"], *([i.key, "float32", "2 × 3"] for i in list(opened.infos())[:20])]

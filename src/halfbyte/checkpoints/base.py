@@ -18,6 +18,8 @@ import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
+from html import escape
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, overload
@@ -245,6 +247,12 @@ class Checkpoint(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r}, format={self.format!r}, {plural(len(self), 'tensor')})"
+
+    def _repr_html_(self) -> str:
+        """HTML for notebooks: what it is, and its first 20 tensors."""
+        first = ((i.key, str(i.format or i.dtype), " × ".join(map(str, i.shape))) for i in islice(self.infos(), 20))
+        rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>" for cells in first)
+        return f"<p>{escape(repr(self))}</p><table><tr><th>key</th><th>format</th><th>shape</th></tr>{rows}</table>"
 
     def missing(self, key: object) -> MissingKeyError:
         """The error for a key that does not exist, naming the nearest ones."""

@@ -68,9 +68,10 @@ class HalfbyteConfig(QuantizationConfigMixin):  # type: ignore[misc] # transform
         self, activations: str = "exact", backend: str | None = None, meta: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         if activations not in ACTIVATIONS:
+            codec = activations if ":" in activations else "int4:g128"
             raise FormatError(
                 f"[HalfbyteConfig] activations={activations!r}; allowed: {', '.join(ACTIVATIONS)}. It says how weights run that "
-                "a checkpoint holds packed; a dense one is packed before: halfbyte quantize MODEL OUT --to halfbyte:int4:g128"
+                f"a checkpoint holds packed; a dense one is packed before: halfbyte quantize MODEL OUT --to halfbyte:{codec}"
             )
         prefer_callers_config(HalfbyteConfig)
         self.quant_method = METHOD

@@ -23,13 +23,16 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..checkpoints import Checkpoint, expert_names
+from ..checkpoints import open as open_checkpoint
 from ..checkpoints.gguf.checkpoint import GGUFCheckpoint
 from ..checkpoints.ledger import ACTIVATION_SCALES, UNREADABLE
 from ..checkpoints.views.usual import usual
@@ -148,8 +151,8 @@ def label(keys: Sequence[str]) -> str:
 
 
 def verify(
-    a: Checkpoint,
-    b: Checkpoint,
+    a: Checkpoint | str | Path,
+    b: Checkpoint | str | Path,
     *,
     rules: Rules | None = None,
     rtol: float = 0.0,
@@ -159,6 +162,7 @@ def verify(
 ) -> Report:
     """Compare every tensor of `a` with its counterpart in `b`.
 
+    a, b        checkpoints, or their paths
     rules       rename keys of `a` that no convention covers (`names.read_rules`)
     rtol        most relative RMS, and most largest relative error, of a tensor that counts as close
     dtype       round both sides once to this dtype before comparing, instead of the table above
@@ -166,6 +170,10 @@ def verify(
     progress    called as progress(done, total, key) before each comparison
     Raises CheckpointError or LayoutError when a tensor cannot be read.
     """
+    if isinstance(a, str | Path) or isinstance(b, str | Path):
+        with ExitStack() as stack:
+            first, second = (stack.enter_context(open_checkpoint(x)) if isinstance(x, str | Path) else x for x in (a, b))
+            return verify(first, second, rules=rules, rtol=rtol, dtype=dtype, arithmetic=arithmetic, progress=progress)
     if dtype is not None:
         dtype = dtype_named(dtype).name
     a, b = usual(a), usual(b)
