@@ -255,3 +255,29 @@ def test_calls_are_bounded_and_go_with_the_weight(host):
     del w, xs, again
     gc.collect()
     assert there() is scales() is x() is None
+
+
+@pytest.mark.parametrize("m", [1, 17, 100, 300])
+@pytest.mark.parametrize("stride", [0, 2])
+def test_a_strided_bias_is_handed_over_as_one_that_is_not(host, monkeypatch, m, stride):
+    """Kernels read a bias from one address on."""
+    w, x = weight("int4:g128", 1024, 2048), torch.zeros(m, 2048, dtype=torch.float16)
+    view = torch.arange(2048, dtype=torch.float16).as_strided((1024,), (stride,))
+    made, contiguous = [], torch.Tensor.contiguous
+
+    def noting(self, *given, **options):
+        out = contiguous(self, *given, **options)
+        if self is view:
+            made.append(out)
+        return out
+
+    monkeypatch.setattr(torch.Tensor, "contiguous", noting)
+    for _ in range(4):
+        host.calls.clear()
+        linear(x, w, view)
+        (kept,) = made
+        assert torch.equal(kept, view)
+        handed = str(host.calls)
+        assert str(kept.data_ptr()) in handed
+        assert str(view.data_ptr()) not in handed
+        made.clear()

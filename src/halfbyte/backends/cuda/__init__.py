@@ -93,6 +93,8 @@ class CUDABackend(Backend):
 
     def linear(self, x: Any, w: Prepared, bias: Any | None, *, activations: str = "exact", schedule: str | None = None) -> Any:
         packed = w.data
+        if bias is not None and bias.stride(0) != 1:
+            bias = bias.contiguous()
         calls = packed.launches.calls
         usual = schedule is None and activations == "exact" and not w.invariant
         if calls and usual:

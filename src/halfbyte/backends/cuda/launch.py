@@ -344,7 +344,7 @@ def fragments(
         key = y.dtype, gate, x_scales is None, *made
         again = w.launches.get(key)
         if again is not None:
-            if given is x and not gate and y.dtype == x.dtype and x_scales is None:
+            if given is x and not gate and y.dtype == x.dtype and x_scales is None and made not in w.launches.calls:
                 rest = again.weight
                 _keep(made, w, again, (m, n), lambda y, x, bias, _: (y, x, (bias, *rest, rest[1])) if bias else (y, x))
             with gpu.use(x.device):
