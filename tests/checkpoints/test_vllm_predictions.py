@@ -61,7 +61,7 @@ def test_what_vllm_does_with_a_folder_is_predicted(tmp_path, monkeypatch, name):
     ],
 )
 def test_deepseek_v4_of_the_published_sizes_needs_bf16_of_avx512(tmp_path, monkeypatch, engine, flags, want):
-    """On a CPU; tests/vllm/test_deepseek_v4.py computes vLLM's operators on any."""
+    """On a CPU: vLLM's operators for it are in one of its builds (benchmarks/vllm.md)."""
     published_heads(monkeypatch)
     write_family(tmp_path / "model.gguf", "deepseek4", family_model("deepseek4", 256))
     with hb.open(tmp_path / "model.gguf") as checkpoint:

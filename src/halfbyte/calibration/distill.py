@@ -271,7 +271,7 @@ class Distillation:
         recording = device.type == "cuda" and self._compiled and self._whole
         adam = torch.optim.Adam(
             [{"params": group, "lr": torch.tensor(rate, device=device) if recording else rate} for group, rate in groups],
-            fused=variables[0].is_cuda,
+            fused=device.type == "cuda",
             capturable=recording,
         )
         checks = {steps * (i + 1) // CHECKS for i in range(CHECKS)}
@@ -470,7 +470,9 @@ class Distillation:
         backpropagate(layers, views, values, backward)
 
     def _record(self, batch: _Batch, adam: torch.optim.Adam) -> _Recorded | None:
-        """A recorded step; None for a model whose layers look at values."""
+        """A recorded step; None for a model whose layers look at values, or that does not fit
+        twice: the same step ran before, so what fails here is the recording.
+        """
 
         def step(inputs: Tensor, head: Callable[[Tensor], Tensor]) -> None:
             self._pass_whole(inputs, head)
